@@ -1,0 +1,47 @@
+# gristmill's front door; works with GNU make 3.81 (macOS) and later. `make` alone lists the targets.
+#   PYTHON  the Python (3.11 or newer) that makes .venv        make env PYTHON=python3.12
+#   DEVICE  auto, cpu or gpu: which build of torch             make env DEVICE=gpu
+#   CORES   how many cores the demo may use                    make demo CORES=4
+#   PYTEST  more arguments for pytest                          make test PYTEST='-m "not slow"'
+
+PYTHON ?= python3
+DEVICE ?= auto
+CORES ?= all
+PYTEST ?=
+
+# Recipes use paths relative to this folder, so that its own path may contain spaces.
+BIN := .venv/bin
+SETUP := $(PYTHON) scripts/setup_env.py --device $(DEVICE)
+
+.DEFAULT_GOAL := help
+.PHONY: help env env-dev demo test lint schema clean
+
+help: ## list the targets
+	@echo "usage: make TARGET"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
+
+env: ## make .venv: torch for the CPU or the GPU that is here, the locked packages, the demo model
+	@$(SETUP)
+
+env-dev: ## the same, with the tools of `make test`
+	@$(SETUP) --dev
+
+demo: env ## run the demo end to end; a second run finds nothing to do
+	$(BIN)/snakemake --cores $(CORES)
+	@echo "report: $(CURDIR)/results/report.html"
+
+lint: env-dev ## formatting, types and workflow style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/mypy --strict
+	$(BIN)/snakemake --lint
+
+test: lint ## lint, then pytest
+	$(BIN)/pytest $(PYTEST)
+
+schema: env ## write config/config.schema.json from the typed config
+	$(BIN)/python scripts/schema.py
+
+clean: ## remove results/ and .snakemake/ (.venv stays)
+	rm -rf results .snakemake

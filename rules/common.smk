@@ -1,0 +1,197 @@
+# Loads and checks the config, decides the plan, and gives the rules their narrow parts of both.
+
+import shlex
+from pathlib import Path
+
+from snakemake.resources import Resource
+
+from gristmill import GENERATION_VERSION, gpus
+from gristmill.config import specs
+from gristmill.config.check import check_data, rows_up_to
+from gristmill.config.load import load_config
+from gristmill.errors import UserError
+from gristmill.files import write_bytes
+from gristmill.keys import code_digest
+from gristmill.planning import make_plan
+from gristmill.shards import shard_count
+from gristmill.weights import weights_inputs
+
+MODEL = "results/models/{model}.json"
+RUN = "results/runs/{run}"
+JUDGE = "results/judges/{judge}/{target}"
+
+
+wildcard_constraints:
+    model="[^/]+",
+    run="[^/]+",
+    judge="[^/]+",
+    target="[^/]+",
+    shard=r"\d+",
+    shards=r"\d+",
+    format="csv|parquet",
+
+
+def program(name, *options):
+    """The start of a shell command: a script of this checkout with fixed options, quoted for the shell and for Snakemake.
+
+    It stands outside the params because where the checkout lies and how long to wait for a GPU change no result.
+    """
+    words = ["python", f"{workflow.basedir}/scripts/{name}", *options]
+    return shlex.join(words).replace("{", "{{").replace("}", "}}")
+
+
+def resource_limit(name):
+    """N of a global limit such as --resources gpu=N or --cores N; None when there is none."""
+    found = workflow.global_resources.get(name)
+    return None if found is None else found.value
+
+
+def load():
+    """The checked config and the plan; a mistake ends Snakemake with one line for each problem and no traceback."""
+    try:
+        loaded = load_config(config, [Path.cwd(), Path(workflow.basedir)])
+        check_data(loaded)
+        cluster = resource_limit("_nodes") is not None
+        usable = gpus.usable(gpus.inventory(), os.environ, loaded.gpus.devices)
+        return loaded, make_plan(loaded, usable, resource_limit("gpu"), resource_limit("_cores"), cluster), cluster
+    except UserError as error:
+        for line in str(error).splitlines():
+            print(f"config error: {line}", file=sys.stderr)
+        sys.exit(2)
+
+
+CONFIG, PLAN, ON_CLUSTER = load()
+GPUS = CONFIG.gpus.model_dump_json()
+
+# Steps that need no model run again when their code changes; the model's step has a version of its own.
+PROMPT_CODE = code_digest("prompts", "rendering", "judging.items", "judging.requests")
+READING_CODE = code_digest("judging", "grading", "intervals", "metrics")
+REPORT_CODE = code_digest("report")
+RUN_FILES = ["generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
+JUDGE_FILES = ["verdicts.jsonl", "metrics.json", "manifest.json"]
+
+# Without a limit Snakemake ignores the tokens and starts everything at once.
+if not ON_CLUSTER:
+    workflow.register_resource("gpu", Resource("gpu", PLAN.tokens))
+
+
+def unit_of(wildcards):
+    """The run or judge that a job works for: what has a model, a prompt and sampling settings."""
+    return CONFIG.runs[wildcards.run] if hasattr(wildcards, "run") else CONFIG.judges[wildcards.judge]
+
+
+def dataset_of(wildcards):
+    return CONFIG.datasets[CONFIG.runs[wildcards.run].dataset]
+
+
+def prompt_of(wildcards):
+    return CONFIG.prompts[unit_of(wildcards).prompt]
+
+
+def target_runs(wildcards):
+    """The run, or the two runs of a pair, that a judge target stands for."""
+    judge = CONFIG.judges[wildcards.judge]
+    targets = dict(zip(judge.targets(), judge.pairs or [[run] for run in judge.runs]))
+    return list(targets[wildcards.target])
+
+
+def shards_of(wildcards):
+    """One shard a worker, but never more than the dataset has requests."""
+    run = unit_of(wildcards) if hasattr(wildcards, "run") else CONFIG.runs[target_runs(wildcards)[0]]
+    workers = PLAN.workers(unit_of(wildcards).model)
+    return shard_count(workers, rows_up_to(CONFIG, run.dataset, workers) * run.sampling.samples)
+
+
+def gpus_of(wildcards):
+    return PLAN.gpus_per_model[unit_of(wildcards).model]
+
+
+def threads_of(wildcards):
+    return PLAN.threads(unit_of(wildcards).model)
+
+
+def weights_of(wildcards):
+    return MODEL.format(model=unit_of(wildcards).model)
+
+
+def model_spec(wildcards):
+    name = wildcards.model if hasattr(wildcards, "model") else unit_of(wildcards).model
+    return specs.encode(specs.ModelSpec(name=name, model=CONFIG.models[name]))
+
+
+def requests_spec(wildcards):
+    sampling = unit_of(wildcards).sampling
+    return specs.encode(
+        specs.RequestsSpec(dataset=dataset_of(wildcards), prompt=prompt_of(wildcards), sampling=sampling)
+    )
+
+
+def judge_spec(wildcards):
+    judge = unit_of(wildcards)
+    return specs.encode(
+        specs.JudgeSpec(
+            kind=judge.kind,
+            target=target_runs(wildcards),
+            prompt=prompt_of(wildcards),
+            labels=judge.meanings(),
+            both_orders=judge.both_orders,
+            sampling=judge.sampling,
+        )
+    )
+
+
+def verdict_spec(wildcards):
+    judge = unit_of(wildcards)
+    return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=judge, target=target_runs(wildcards)))
+
+
+def metrics_spec(wildcards):
+    run = unit_of(wildcards)
+    named = {"dataset": run.dataset, "model": run.model, "prompt": run.prompt}
+    return specs.encode(specs.MetricsSpec(run=wildcards.run, metrics=run.metrics, slices=run.slices, **named))
+
+
+def weights_files(wildcards):
+    """A local model folder's files, so that retrained weights are noticed; other sources are named by their revision."""
+    source = CONFIG.models[wildcards.model].source
+    return weights_inputs(Path(source)) if source and Path(source).is_dir() else []
+
+
+def grades_of(wildcards):
+    """The judged run's grades, to compare a pointwise judge with; none for a pair or a run without metrics."""
+    runs = target_runs(wildcards)
+    return [f"results/runs/{run}/grades.jsonl" for run in runs if len(runs) == 1 and CONFIG.runs[run].metrics]
+
+
+def agreement_of(wildcards):
+    """The options that compare a judge with the run's headline metric, as a list of arguments."""
+    found = grades_of(wildcards)
+    return ["--grades", *found, "--metric", CONFIG.runs[target_runs(wildcards)[0]].metrics[0]] if found else []
+
+
+def parts_of(folder):
+    """An input function: all parts of a run or judge target."""
+    return lambda w: expand(f"{folder}/parts/{{n}}/{{k}}-of-{{n}}.jsonl", n=(n := shards_of(w)), k=range(1, n + 1), **w)
+
+
+def exports():
+    return [f"results/runs/{name}/generations.{kind}" for name, run in CONFIG.runs.items() for kind in run.formats]
+
+
+def run_folders():
+    """What the report shows of runs: name → folder."""
+    return {name: RUN.format(run=name) for name in CONFIG.runs}
+
+
+def judge_folders():
+    """What the report shows of judges: judge/target → folder."""
+    return {
+        f"{name}/{target}": JUDGE.format(judge=name, target=target)
+        for name, judge in CONFIG.judges.items()
+        for target in judge.targets()
+    }
+
+
+def announce_plan():
+    write_bytes("results/plan.txt", PLAN.text().encode())
+    print(PLAN.text(), end="", file=sys.stderr)

@@ -1,0 +1,40 @@
+# Weights ready once; then every shard on its own group of GPUs.
+
+
+rule prepare_model:
+    input:
+        weights_files,
+    output:
+        MODEL,
+    log:
+        "results/models/{model}.log",
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        spec=model_spec,
+    shell:
+        program("prepare_model.py") + " --spec {params.spec:q} --out {output:q} > {log:q} 2>&1"
+
+
+rule generate:
+    input:
+        shards=f"{RUN}/shards/{{shards}}",
+        weights=weights_of,
+    output:
+        temp(f"{RUN}/parts/{{shards}}/{{shard}}-of-{{shards}}.jsonl"),
+    log:
+        f"{RUN}/logs/generate-{{shard}}-of-{{shards}}.log",
+    conda:
+        "../envs/gpu.yaml"
+    threads: threads_of
+    resources:
+        gpu=gpus_of,
+    params:
+        spec=model_spec,
+        code=GENERATION_VERSION,
+        unit="runs/{run}",
+        journal=f"{RUN}/journal",
+    shell:
+        program("generate.py", "--gpus", GPUS) + " --spec {params.spec:q} --weights {input.weights:q} "
+        "--shard {input.shards:q}/{wildcards.shard}-of-{wildcards.shards}.jsonl --journal {params.journal:q} "
+        "--unit {params.unit:q} --threads {threads} --out {output:q} > {log:q} 2>&1"

@@ -1,0 +1,38 @@
+# Parts → one file, proven complete. The params repeat the model's spec: the parts are temporary, so a changed model must
+# be seen here to run anything.
+
+
+rule merge:
+    input:
+        requests=f"{RUN}/requests.jsonl",
+        weights=weights_of,
+        parts=parts_of(RUN),
+    output:
+        generations=f"{RUN}/generations.jsonl",
+        manifest=f"{RUN}/manifest.json",
+    log:
+        f"{RUN}/logs/merge.log",
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        spec=model_spec,
+        code=GENERATION_VERSION,
+        unit="runs/{run}",
+        journal=f"{RUN}/journal",
+    shell:
+        program("merge.py") + " --spec {params.spec:q} --weights {input.weights:q} --unit {params.unit:q} "
+        "--requests {input.requests:q} --parts {input.parts:q} --journal {params.journal:q} "
+        "--generations {output.generations:q} --manifest {output.manifest:q} > {log:q} 2>&1"
+
+
+rule export:
+    input:
+        f"{RUN}/generations.jsonl",
+    output:
+        f"{RUN}/generations.{{format}}",
+    log:
+        f"{RUN}/logs/export-{{format}}.log",
+    conda:
+        "../envs/cpu.yaml"
+    shell:
+        program("export.py") + " --generations {input:q} --out {output:q} > {log:q} 2>&1"

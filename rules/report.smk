@@ -1,0 +1,39 @@
+# Grades and metrics of the runs, and the report over everything.
+
+
+rule metrics:
+    input:
+        f"{RUN}/generations.jsonl",
+    output:
+        grades=f"{RUN}/grades.jsonl",
+        metrics=f"{RUN}/metrics.json",
+    log:
+        f"{RUN}/logs/metrics.log",
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        spec=metrics_spec,
+        code=READING_CODE,
+    shell:
+        program("metrics.py") + " --spec {params.spec:q} --generations {input:q} "
+        "--grades {output.grades:q} --metrics {output.metrics:q} > {log:q} 2>&1"
+
+
+rule report:
+    input:
+        expand("{folder}/{name}", folder=run_folders().values(), name=RUN_FILES),
+        expand("{folder}/{name}", folder=judge_folders().values(), name=JUDGE_FILES),
+    output:
+        "results/report.html",
+    log:
+        "results/logs/report.log",
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        spec=specs.encode(specs.ReportSpec.from_config(CONFIG)),
+        code=REPORT_CODE,
+        runs=[f"--run={name}={folder}" for name, folder in run_folders().items()],
+        judges=[f"--judge={name}={folder}" for name, folder in judge_folders().items()],
+    shell:
+        program("report.py") + " --spec {params.spec:q} {params.runs:q} {params.judges:q} "
+        "--out {output:q} > {log:q} 2>&1"

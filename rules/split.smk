@@ -1,0 +1,35 @@
+# Rows → requests → one shard a worker.
+
+
+rule render_requests:
+    input:
+        dataset=lambda w: dataset_of(w).path,
+        prompt=lambda w: prompt_of(w).file,
+    output:
+        f"{RUN}/requests.jsonl",
+    log:
+        f"{RUN}/logs/render_requests.log",
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        spec=requests_spec,
+        code=PROMPT_CODE,
+    shell:
+        program("render_requests.py") + " --spec {params.spec:q} --out {output:q} > {log:q} 2>&1"
+
+
+rule split:
+    input:
+        requests=f"{RUN}/requests.jsonl",
+        weights=weights_of,
+    output:
+        temp(directory(f"{RUN}/shards/{{shards}}")),
+    log:
+        f"{RUN}/logs/split-{{shards}}.log",
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        spec=model_spec,
+    shell:
+        program("split.py") + " --spec {params.spec:q} --weights {input.weights:q} --requests {input.requests:q} "
+        "--shards {wildcards.shards} --out {output:q} > {log:q} 2>&1"

@@ -1,0 +1,46 @@
+"""Answer one shard's requests with a model, on an exact group of GPUs (device_map="auto" unless the config says more).
+
+    python scripts/generate.py --spec "$SPEC" --weights results/models/smollm2.json \
+        --shard results/runs/direct/shards/4/1-of-4.jsonl --journal results/runs/direct/journal \
+        --unit runs/direct --threads 2 --out results/runs/direct/parts/4/1-of-4.jsonl
+
+SPEC is the JSON of gristmill.config.specs.ModelSpec. Requests that the journal has answers to are not asked again; if
+none is left, the model is not loaded. TERM and INT keep what is done; run again to go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gristmill.config.schema import GpusConfig
+from gristmill.config.specs import ModelSpec, decode
+from gristmill.errors import run_main
+from gristmill.files import read_json
+from gristmill.worker import Interrupted, Shard, run_shard
+
+
+def main() -> None:
+    """A shard in, its part out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--gpus", default="{}", help="JSON of the config's gpus section")
+    parser.add_argument("--weights", required=True, type=Path)
+    parser.add_argument("--shard", required=True, type=Path)
+    parser.add_argument("--journal", required=True, type=Path)
+    parser.add_argument("--unit", required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    spec = decode(ModelSpec, args.spec)
+    shard = Shard(args.unit, args.shard.stem, args.shard, args.journal, args.out)
+    try:
+        run_shard(shard, spec.model, read_json(args.weights), decode(GpusConfig, args.gpus), args.threads)
+    except Interrupted as stop:
+        print(f"stopped by {stop}; finished rows are in {args.journal}; run again to go on", file=sys.stderr)
+        raise SystemExit(128 + stop.signum) from None
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,73 @@
+"""Check a config against the data it names: the first row of every dataset, and the columns that prompts use.
+
+It reads one row of each dataset, so it is cheap enough to run each time the workflow starts, before any job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from gristmill.config.schema import Config, JudgeConfig
+from gristmill.errors import UserError
+from gristmill.prompts import JUDGE_NAMES, check_placeholders
+from gristmill.rows import count_up_to, read_rows
+
+
+def check_data(config: Config) -> None:
+    """Stop on a dataset that cannot be read, a placeholder or slice that is no column, or metrics without references.
+
+    Raises:
+        UserError: one line for each problem.
+    """
+    columns: dict[str, set[str]] = {}
+    problems: list[str] = []
+    for name in dict.fromkeys(run.dataset for run in config.runs.values()):
+        try:
+            columns[name] = _columns(config, name)
+        except UserError as error:
+            problems.append(f"datasets.{name}: {error}")
+    problems += [*_run_problems(config, columns), *_judge_problems(config, columns)]
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+
+
+def rows_up_to(config: Config, dataset: str, limit: int) -> int:
+    """min(limit, rows of the dataset), reading no more of the file than needed."""
+    most = config.datasets[dataset].max_rows
+    return count_up_to(Path(config.datasets[dataset].path), limit if most is None else min(limit, most))
+
+
+def _columns(config: Config, name: str) -> set[str]:
+    dataset = config.datasets[name]
+    rows = read_rows(Path(dataset.path), id_field=dataset.id_field, rename=dataset.fields, max_rows=1)
+    return set(next(iter(rows)).fields)
+
+
+def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
+    for name, run in config.runs.items():
+        if run.dataset not in columns:
+            continue
+        there = columns[run.dataset]
+        yield from check_placeholders(run.prompt, config.prompts[run.prompt], there, set())
+        listed = ", ".join(sorted(there))
+        for column in run.slices:
+            if column not in there:
+                yield f"runs.{name}.slices: {column!r} is not a column of {run.dataset}; columns: {listed}"
+        if run.metrics and "reference" not in there:
+            yield (
+                f"runs.{name}.metrics need a column 'reference' in {run.dataset}; "
+                f"name one with datasets.{run.dataset}.fields, for example {{reference: answer}}; columns: {listed}"
+            )
+
+
+def _judge_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
+    for judge in config.judges.values():
+        extra = JUDGE_NAMES[judge.kind]
+        datasets = dict.fromkeys(config.runs[run].dataset for run in _judged_runs(judge))
+        for there in (columns[dataset] for dataset in datasets if dataset in columns):
+            yield from check_placeholders(judge.prompt, config.prompts[judge.prompt], there, extra)
+
+
+def _judged_runs(judge: JudgeConfig) -> list[str]:
+    return [*judge.runs, *(run for pair in judge.pairs for run in pair)]

@@ -1,0 +1,226 @@
+"""Read a config, check it against the files it names, and say every problem in one line each.
+
+- pydantic's messages are rewritten to `key is value; next step`, with the nearest known key for a misspelt one. A value
+  that fits none of several types gets one line for all of them.
+- References between sections (a run's model, a judge's runs) and files are checked here, before any job is made.
+- A relative path is looked up in the working directory first, then beside the Snakefile.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gristmill.config.schema import NAME_PATTERN, Config
+from gristmill.errors import UserError
+
+#: pydantic's type of an error → what to do, in the words of someone who writes YAML; others keep pydantic's message.
+_ADVICE = {
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "write a mapping (key: value)"),
+    **dict.fromkeys(("list_type", "tuple_type"), "write a list, for example [a, b]"),
+    "string_type": "write text, in quotes if need be",
+    "too_long": "name two runs",
+    "invalid_key": "a key is text: put it in quotes",
+    "string_pattern_mismatch": "use letters, digits, '.', '_' and '-', beginning with a letter or digit",
+}
+_MAX_SHOWN = 80
+
+
+def load_config(values: Mapping[str, Any], roots: Iterable[Path]) -> Config:
+    """Check a parsed config file and resolve its paths.
+
+    Args:
+        values: the config as YAML or JSON gave it, overrides applied.
+        roots: the folders in which relative paths are looked up, in order.
+
+    Raises:
+        UserError: one line for each problem: the key, the value and the next step.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(f"the config is {_shown(values)}; write sections (datasets, models, …), see config/README.md")
+    try:
+        config = Config.model_validate(dict(values))
+    except ValidationError as error:
+        raise UserError("\n".join(_problems(error))) from None
+    problems = [*_reference_problems(config)]
+    config, missing = _with_paths(config, list(roots))
+    if problems + missing:
+        raise UserError("\n".join(problems + missing))
+    return config
+
+
+def find_file(path: str, roots: Iterable[Path]) -> Path | None:
+    """The first existing match of a path among the roots; relative to the working directory when below it."""
+    for root in roots:
+        candidate = root / os.path.expanduser(path)
+        if os.path.exists(candidate):  # Path.exists raises where a folder may not be entered
+            relative = os.path.relpath(candidate)
+            return Path(relative) if not relative.startswith("..") else candidate.absolute()
+    return None
+
+
+def _problems(error: ValidationError) -> list[str]:
+    """One line for each value: what is wrong, and what would be right (all of it, where several types would do)."""
+    found: dict[str, list[str]] = {}
+    items = error.errors()
+    keys = [_key(item["loc"]) for item in items]
+    for key, item in zip(keys, items, strict=True):
+        inside = any(other.startswith(f"{key}.") for other in keys)
+        if not (inside and _is_type_tag(str(item["loc"][-1]))):  # one of several types, and another fitted better
+            fault, advice = _problem(key, item)
+            found.setdefault(fault, []).append(advice)
+    return [f"{fault}; {', or '.join(dict.fromkeys(advice))}" for fault, advice in found.items()]
+
+
+def _problem(key: str, item: Any) -> tuple[str, str]:
+    """What is wrong, and the next step."""
+    kind, value = item["type"], item["input"]
+    if kind == "extra_forbidden":
+        return f"{key} is not a known key", _near_key(item["loc"])
+    if kind == "missing":
+        return f"{key} is missing", "add it (config/README.md explains every key)"
+    if kind == "value_error":
+        fault, _, advice = item["msg"].removeprefix("Value error, ").partition("; ")
+        return f"{key}: {fault}", advice
+    if value is None:
+        return f"{key} has no value", "give it one, or remove the line"
+    if item["loc"][-1] == "[key]" and kind == "string_type":
+        return f"{_key(item['loc'][:-2])} has the key {_shown(value)}", _ADVICE["invalid_key"]
+    advice = item["msg"][0].lower() + item["msg"][1:].replace("nput should", "t should", 1)
+    if kind != "string_pattern_mismatch" or item["ctx"]["pattern"] == NAME_PATTERN:
+        advice = _ADVICE.get(kind, advice)
+    return f"{key} is {_shown(value)}", advice
+
+
+def _key(loc: tuple[int | str, ...]) -> str:
+    """`models.smollm2.dtype`; pydantic's own additions to a union's or key's place are left out."""
+    parts = [str(part) for place, part in enumerate(loc) if place < 2 or not _is_type_tag(str(part), "[key]")]
+    return ".".join(part if part.isprintable() and part else repr(part) for part in parts) or "config"
+
+
+def _is_type_tag(part: str, *more: str) -> bool:
+    return part in {"str", "int", "float", "bool", *more} or part.startswith(("literal[", "list[", "dict[", "tuple["))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+
+
+def _near_key(loc: tuple[int | str, ...]) -> str:
+    known = _known_keys(loc[:-1])
+    near = difflib.get_close_matches(str(loc[-1]), known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+
+
+def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
+    """The keys allowed at a place, by walking the models along it."""
+    section: Any = Config
+    for part in loc:
+        if isinstance(section, type) and issubclass(section, BaseModel) and part in section.model_fields:
+            section = section.model_fields[str(part)].annotation
+        else:  # a name in a dict of sections, or an index in a list of them
+            section = _inner_section(section)
+    section = _inner_section(section)
+    return sorted(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
+
+
+def _inner_section(annotation: Any) -> Any:
+    """The config section inside `dict[Name, Section]`, `list[Section]` or a union; the annotation itself if none."""
+    for argument in getattr(annotation, "__args__", ()):
+        if isinstance(argument, type) and issubclass(argument, BaseModel):
+            return argument
+    return annotation
+
+
+def _reference_problems(config: Config) -> Iterable[str]:
+    for name, run in config.runs.items():
+        yield from _unknown_name(f"runs.{name}.dataset", run.dataset, config.datasets, "dataset")
+        yield from _unknown_name(f"runs.{name}.model", run.model, config.models, "model")
+        yield from _unknown_name(f"runs.{name}.prompt", run.prompt, config.prompts, "prompt")
+        if "_vs_" in name:
+            yield f"runs.{name}: '_vs_' in a run's name is kept for pairs; rename the run"
+        if name == "tie":
+            yield "runs.tie: 'tie' is a verdict and cannot be a run's name; rename the run"
+    for name, judge in config.judges.items():
+        yield from _unknown_name(f"judges.{name}.model", judge.model, config.models, "model")
+        yield from _unknown_name(f"judges.{name}.prompt", judge.prompt, config.prompts, "prompt")
+        for run_name in judge.runs:
+            yield from _unknown_name(f"judges.{name}.runs", run_name, config.runs, "run")
+        for run_name in dict.fromkeys(run for pair in judge.pairs for run in pair):
+            yield from _unknown_name(f"judges.{name}.pairs", run_name, config.runs, "run")
+        yield from _pair_problems(config, name)
+
+
+def _pair_problems(config: Config, name: str) -> Iterable[str]:
+    for first, second in config.judges[name].pairs:
+        if first not in config.runs or second not in config.runs:
+            continue
+        one, other = config.runs[first], config.runs[second]
+        if one.dataset != other.dataset:
+            yield (
+                f"judges.{name}.pairs: {first} and {second} answer different datasets "
+                f"({one.dataset}, {other.dataset}); pair runs of one dataset"
+            )
+        if one.sampling.samples != other.sampling.samples:
+            yield (
+                f"judges.{name}.pairs: {first} has {one.sampling.samples} answers per row and {second} has "
+                f"{other.sampling.samples}; give both runs the same sampling.samples"
+            )
+
+
+def _unknown_name(key: str, value: str, known: Mapping[str, object], what: str) -> Iterable[str]:
+    if value not in known:
+        near = difflib.get_close_matches(value, list(known), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the {what}s are: {', '.join(known) or 'none'}"
+        yield f"{key}: {value!r} is not a {what}; {hint}"
+
+
+def _with_paths(config: Config, roots: list[Path]) -> tuple[Config, list[str]]:
+    """The config with every file name made findable from the working directory, and a line for each missing file."""
+    missing: list[str] = []
+
+    def locate(key: str, path: str) -> str:
+        found = find_file(path, roots)
+        if found is None or found.is_dir():
+            why = "is a folder, not a file" if found else "does not exist"
+            missing.append(f"{key} is {path!r}, which {why} (looked in {', '.join(map(str, roots))}); correct the path")
+            return path
+        return str(found)
+
+    datasets = {
+        name: item.model_copy(update={"path": locate(f"datasets.{name}.path", item.path)})
+        for name, item in config.datasets.items()
+    }
+    prompts = {
+        name: item.model_copy(update={"file": locate(f"prompts.{name}.file", item.file)})
+        for name, item in config.prompts.items()
+    }
+    models = {
+        name: item.model_copy(update={"chat_template": locate(f"models.{name}.chat_template", item.chat_template)})
+        if item.chat_template
+        else item
+        for name, item in config.models.items()
+    }
+    models = {
+        name: item.model_copy(update={"source": _located_source(name, item.source, roots, missing)})
+        for name, item in models.items()
+    }
+    return config.model_copy(update={"datasets": datasets, "prompts": prompts, "models": models}), missing
+
+
+def _located_source(name: str, source: str | None, roots: list[Path], missing: list[str]) -> str | None:
+    """A local model folder made findable; hub ids and package sources pass unchanged."""
+    if source is None or source.startswith("package:"):
+        return source
+    found = find_file(source, roots)
+    if found is not None and found.is_dir():
+        return str(found.absolute())
+    if source.startswith((".", "/", "~")):
+        missing.append(f"models.{name}.source is {source!r}, which is not a folder; correct the path")
+    return source

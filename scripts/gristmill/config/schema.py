@@ -1,0 +1,241 @@
+"""What may stand in config.yaml, typed once: keys, types, limits and defaults.
+
+- Unknown keys are refused, so a misspelt key never passes in silence.
+- config/config.schema.json is generated from these classes (scripts/schema.py); a test keeps the two in step.
+- A rule is given only the sections it uses, so that an edit invalidates only what depends on it.
+- Names of runs, judges, models, prompts and datasets become folder names: letters, digits, `.`, `_` and `-`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from gristmill.types import Sampling
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=80)]
+MetricName = Literal["exact_match", "contains"]
+#: A stop text or a label: an empty one would be found everywhere.
+Text = Annotated[str, StringConstraints(min_length=1)]
+_NUMBERS = (int, float, int | None, float | None)
+
+
+class Section(BaseModel):
+    """A config section: unknown keys are errors, and nothing changes it after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads a bare yes, no, on or off as true or false, and pydantic would read those as 1 or 0."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in _NUMBERS:
+            raise PydanticCustomError("number_type", "Write a number")
+        return value
+
+
+class DatasetConfig(Section):
+    """A file of rows: .json, .jsonl, .csv, .tsv or .parquet, each also with .gz."""
+
+    path: str = Field(description="The file, relative to the working directory or to the folder of the Snakefile.")
+    id_field: str | None = Field("id", description="The column with each row's id; null derives ids from the content.")
+    fields: dict[str, str] = Field({}, description="New name: column. `reference` is the name the metrics look for.")
+    max_rows: int | None = Field(None, ge=1, description="Use only the first rows.")
+
+
+class ModelConfig(Section):
+    """A model, where its weights come from and how it is placed on the GPUs of a group."""
+
+    source: str | None = Field(
+        None, description="Hub id, local folder, or package:<module>/<file>.gguf. Not needed for engine: echo."
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="auto: the checkpoint's own on a GPU, float32 on a CPU."
+    )
+    quantization: Literal["8bit", "4bit"] | None = Field(None, description="bitsandbytes quantization at load.")
+    gpus_per_model: int = Field(1, ge=1, description="GPUs that hold one copy of the model.")
+    device_map: str | dict[str, int | str] = Field("auto", description="auto, balanced, sequential, … or a map.")
+    engine: Literal["auto", "static", "echo"] = Field("auto", description="What generates; auto picks and logs why.")
+    attention: str | None = Field(None, description="attn_implementation of transformers; null lets it choose.")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the weights.")
+    allow_pickle: bool = Field(False, description="Accept .bin weights, which can run code when loaded.")
+    allow_offload: bool = Field(False, description="Let layers that do not fit spill to CPU memory or disk.")
+    context_tokens: int | None = Field(None, ge=1, description="Longest prompt plus answer; null: the model's own.")
+    on_overflow: Literal["error", "truncate_left", "truncate_middle", "skip"] = Field(
+        "error", description="What to do with a prompt that leaves no room for max_new_tokens."
+    )
+    max_batch_rows: int | None = Field(None, ge=1, description="Most rows in a batch; null: from the memory left.")
+    chat_template: str | None = Field(None, description="A Jinja2 file used instead of the tokenizer's template.")
+
+    @model_validator(mode="after")
+    def _source_is_there(self) -> ModelConfig:
+        if self.source is None and self.engine != "echo":
+            raise ValueError("source is missing; give a hub id, a folder or package:<module>/<file>.gguf")
+        return self
+
+
+class Turn(Section):
+    """One worked example of a few-shot prompt."""
+
+    user: str
+    assistant: str
+
+
+class PromptConfig(Section):
+    """A prompt: a Jinja2 file for the user message, and what stands before it."""
+
+    file: str = Field(description="Jinja2 template of the user message; a row's columns are its variables.")
+    system: str | None = Field(None, description="System message; may use the same variables.")
+    few_shot: list[Turn] = Field([], description="Example turns placed before the question, taken literally.")
+
+
+class SamplingConfig(Section):
+    """How answers are drawn. temperature 0 is greedy."""
+
+    max_new_tokens: int = Field(256, ge=1)
+    temperature: float = Field(0.0, ge=0.0, le=10.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0, description="0: no limit.")
+    repetition_penalty: float = Field(1.0, gt=0.0)
+    stop: list[Text] = Field([], description="Texts that end an answer; they are not part of it.")
+    seed: int = Field(0, ge=0, description="Each row and sample derives its own seed from this one.")
+    samples: int = Field(1, ge=1, description="Answers per row.")
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> SamplingConfig:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(f"samples is {self.samples} but temperature 0 gives the same answer every time; raise it")
+        return self
+
+    def for_requests(self) -> Sampling:
+        """The part that travels with every request."""
+        values = self.model_dump(exclude={"samples", "stop"})
+        return Sampling(**values, stop=tuple(self.stop))
+
+
+class RunConfig(Section):
+    """dataset × model × prompt × sampling, and how the answers are graded."""
+
+    dataset: str
+    model: str
+    prompt: str
+    sampling: SamplingConfig = SamplingConfig.model_validate({})
+    metrics: list[MetricName] = Field([], description="Grades against `reference`; the first is the headline.")
+    slices: list[str] = Field([], description="Columns whose values get a score of their own.")
+    formats: list[Literal["csv", "parquet"]] = Field([], description="Copies of generations.jsonl to write beside it.")
+
+
+class ReliabilityBar(Section):
+    """Below any of these a judge is marked unreliable wherever its numbers appear."""
+
+    max_unreadable_ratio: float = Field(0.1, ge=0, le=1, description="Share of verdicts that could not be read.")
+    max_label_share: float = Field(0.95, gt=0, le=1, description="Largest share that one label may have.")
+    min_consistency: float = Field(0.6, ge=0, le=1, description="Pairwise: share of pairs judged alike in both orders.")
+    min_kappa: float = Field(0.2, ge=-1, le=1, description="Pointwise: Cohen's kappa with the run's first metric.")
+
+
+#: What a label can mean: of one answer, or of the two answers of a pair.
+Meaning = Literal["correct", "incorrect", "first", "second", "tie"]
+
+
+class JudgeConfig(Section):
+    """model × judge prompt × kind, applied to runs (pointwise) or to pairs of runs (pairwise)."""
+
+    kind: Literal["pointwise", "pairwise"]
+    model: str
+    prompt: str
+    runs: list[str] = Field([], description="pointwise: the runs to judge.")
+    pairs: list[tuple[str, str]] = Field([], description="pairwise: the pairs of runs to compare.")
+    labels: dict[Text, Meaning] = Field(
+        {}, description="What each label the judge may write means. Default: A, B (and C for a tie in a pair)."
+    )
+    both_orders: bool = Field(True, description="pairwise: ask twice, with the answers swapped.")
+    sampling: SamplingConfig = SamplingConfig.model_validate({"max_new_tokens": 16})
+    reliability: ReliabilityBar = ReliabilityBar.model_validate({})
+
+    @model_validator(mode="after")
+    def _kind_fits(self) -> JudgeConfig:
+        wanted, other = ("runs", "pairs") if self.kind == "pointwise" else ("pairs", "runs")
+        if not getattr(self, wanted):
+            raise ValueError(f"kind {self.kind} needs {wanted}; list at least one")
+        if getattr(self, other):
+            raise ValueError(f"kind {self.kind} takes {wanted}, not {other}; remove {other}")
+        if self.sampling.samples > 1:
+            raise ValueError(f"sampling.samples is {self.sampling.samples}; a judge answers once, leave it at 1")
+        if any(first == second for first, second in self.pairs):
+            raise ValueError("pairs: a run cannot be compared with itself; name two runs")
+        twice = [target for target, count in Counter(self.targets()).items() if count > 1]
+        if twice:
+            raise ValueError(f"{wanted}: {twice[0]} is there twice; remove one")
+        return self
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> JudgeConfig:
+        allowed = {"correct", "incorrect"} if self.kind == "pointwise" else {"first", "second", "tie"}
+        wrong = sorted(set(self.labels.values()) - allowed)
+        if wrong:
+            raise ValueError(
+                f"labels: {wrong[0]!r} is no meaning for kind {self.kind}; use {', '.join(sorted(allowed))}"
+            )
+        if self.labels and not allowed - {"tie"} <= set(self.labels.values()):
+            raise ValueError(
+                f"labels: kind {self.kind} needs a label for each of {', '.join(sorted(allowed - {'tie'}))}; add it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _asked_once(self) -> JudgeConfig:
+        if self.sampling.samples > 1:
+            raise ValueError(f"sampling.samples is {self.sampling.samples}, but a judge is asked once; remove it")
+        return self
+
+    def meanings(self) -> dict[str, str]:
+        """Label → meaning, with the defaults filled in."""
+        if self.labels:
+            return dict(self.labels)
+        if self.kind == "pointwise":
+            return {"A": "correct", "B": "incorrect"}
+        return {"A": "first", "B": "second", "C": "tie"}
+
+    def targets(self) -> list[str]:
+        """Folder names of what is judged: `run`, or `run_vs_run`."""
+        return list(self.runs) if self.kind == "pointwise" else [f"{first}_vs_{second}" for first, second in self.pairs]
+
+
+class GpusConfig(Section):
+    """Which devices may be used, and how long to wait for them."""
+
+    devices: Literal["auto"] | list[int | str] = Field("auto", description="auto, or indices or UUIDs.")
+    wait_minutes: float = Field(60.0, ge=0, description="How long a job waits for a group that others hold.")
+    total: int | None = Field(
+        None, ge=1, description="Tokens when --resources gpu is not given, on a machine without GPUs or a cluster."
+    )
+
+
+class ReportConfig(Section):
+    """The report's title and size."""
+
+    title: str = "gristmill report"
+    max_rows: int = Field(2000, ge=0, description="Rows embedded in the sample browser; the rest stay in the files.")
+
+
+class Config(Section):
+    """A whole config file."""
+
+    datasets: dict[Name, DatasetConfig]
+    models: dict[Name, ModelConfig]
+    prompts: dict[Name, PromptConfig]
+    runs: dict[Name, RunConfig]
+    judges: dict[Name, JudgeConfig] = {}
+    gpus: GpusConfig = GpusConfig.model_validate({})
+    report: ReportConfig = ReportConfig.model_validate({})
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a config file (config/config.schema.json)."""
+    return Config.model_json_schema()

@@ -1,0 +1,123 @@
+"""What each rule hands its script on the command line: the narrow part of the config that the step depends on.
+
+A spec travels as one JSON argument and is a Snakemake param at the same time, so a step runs again when, and only
+when, its own part of the config has changed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+from pydantic import ValidationError
+
+from gristmill.config.schema import (
+    Config,
+    DatasetConfig,
+    JudgeConfig,
+    MetricName,
+    ModelConfig,
+    PromptConfig,
+    ReliabilityBar,
+    SamplingConfig,
+    Section,
+)
+from gristmill.errors import UserError
+
+#: One command-line argument may hold 128 KiB on Linux (MAX_ARG_STRLEN); stay clear of it.
+MAX_SPEC_BYTES = 100_000
+
+
+class RequestsSpec(Section):
+    """Rows → requests."""
+
+    dataset: DatasetConfig
+    prompt: PromptConfig
+    sampling: SamplingConfig
+
+
+class ModelSpec(Section):
+    """Requests → completions: all of the model's config that can change an answer or where it is computed."""
+
+    name: str
+    model: ModelConfig
+
+
+class JudgeSpec(Section):
+    """Completions of one run, or of a pair, → judge requests."""
+
+    kind: Literal["pointwise", "pairwise"]
+    target: list[str]
+    prompt: PromptConfig
+    labels: dict[str, str]
+    both_orders: bool
+    sampling: SamplingConfig
+
+
+class VerdictSpec(Section):
+    """Judge completions → verdicts and the judge's metrics."""
+
+    name: str
+    judge: JudgeConfig
+    target: list[str]
+
+
+class MetricsSpec(Section):
+    """Completions → grades and metrics."""
+
+    run: str
+    dataset: str
+    model: str
+    prompt: str
+    metrics: list[MetricName]
+    slices: list[str]
+
+
+class ReportJudge(Section):
+    """What the report says about a judge beyond its numbers: what its labels mean and the bars it is held to."""
+
+    labels: dict[str, str] = {}
+    reliability: ReliabilityBar = ReliabilityBar.model_validate({})
+
+
+class ReportSpec(Section):
+    """Metrics, answers and verdicts of all runs → the report. A run or judge that is not listed is shown without."""
+
+    title: str
+    max_rows: int
+    sampling: dict[str, SamplingConfig] = {}
+    judges: dict[str, ReportJudge] = {}
+
+    @classmethod
+    def from_config(cls, config: Config) -> ReportSpec:
+        """The part of a config that the report shows."""
+        return cls(
+            title=config.report.title,
+            max_rows=config.report.max_rows,
+            sampling={name: run.sampling for name, run in config.runs.items()},
+            judges={
+                name: ReportJudge(labels=judge.meanings(), reliability=judge.reliability)
+                for name, judge in config.judges.items()
+            },
+        )
+
+
+S = TypeVar("S", bound=Section)
+
+
+def encode(spec: Section) -> str:
+    """A spec as one JSON argument; equal specs give equal text."""
+    text = spec.model_dump_json()
+    if len(text.encode()) > MAX_SPEC_BYTES:
+        raise UserError(
+            f"the settings of one step take {len(text.encode())} bytes, over the {MAX_SPEC_BYTES} that fit on a "
+            "command line; move long texts (few_shot, system) into the prompt file"
+        )
+    return text
+
+
+def decode(kind: type[S], text: str) -> S:
+    """Read a spec back; raises UserError when the text is not one."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise UserError(f"--spec is not a {kind.__name__}: {error.errors()[0]['msg']}") from error

@@ -1,0 +1,231 @@
+"""The static engine: transformers' generate() over batches, longest first, on any device_map.
+
+- Longest first: the batch that needs the most memory comes at once, not after a night's work.
+- A batch is filled to a token budget: rows × (longest prompt + max_new_tokens) of key-value cache that fit in the
+  memory left after loading. An out-of-memory error halves the batch, and the smaller size is kept.
+- Greedy answers in float32 do not depend on the batch; in bfloat16 they may, as in every batched engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.config.schema import ModelConfig
+from gristmill.engines.chat import ChatEncoder
+from gristmill.engines.loading import load_model, placement
+from gristmill.engines.overflow import overflows, shorten
+from gristmill.engines.row_sampler import RowSampler
+from gristmill.errors import UserError
+from gristmill.keys import row_seed
+from gristmill.types import Completion, Failure, FinishReason, Outcome, Request, Sampling
+
+#: Share of the free GPU memory that the key-value cache may take; the rest is for activations and fragmentation.
+CACHE_SHARE = 0.6
+#: Rows a batch on a CPU, where larger ones gain little and cost cache misses; and the most on a GPU.
+CPU_BATCH_ROWS, GPU_BATCH_ROWS = 32, 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A request with its prompt's token ids, shortened where the policy says so."""
+
+    request: Request
+    ids: list[int]
+    cut_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids) + self.request.sampling.max_new_tokens
+
+
+class StaticEngine:
+    """Batches through model.generate()."""
+
+    name = "static"
+
+    def __init__(
+        self, folder: Path, model: ModelConfig, context_tokens: int | None, on_gpu: bool, log: Callable[[str], None]
+    ) -> None:
+        """Load tokenizer and weights; imports torch and transformers."""
+        self._config = model
+        self._context_tokens = context_tokens
+        self._on_gpu = on_gpu
+        self._log = log
+        self._chat = ChatEncoder(folder, model)
+        self._stop_ids = self._chat.stop_ids()
+        self._model = load_model(folder, model, on_gpu)
+        self._max_rows = model.max_batch_rows or (GPU_BATCH_ROWS if on_gpu else CPU_BATCH_ROWS)
+        self.device_map = placement(self._model)
+        self.dtype = str(self._model.dtype).removeprefix("torch.")
+
+    def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
+        """Tokens of each prompt, chat template included."""
+        return [len(ids) for ids in self._chat.encode([request.messages for request in requests])]
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
+        """Answer the requests, a batch at a time, longest first."""
+        items: list[_Item] = []
+        for request, ids in zip(requests, self._chat.encode([r.messages for r in requests]), strict=True):
+            item = self._fit(request, ids)
+            if item is None:
+                yield _skipped(request, len(ids))
+            else:
+                items.append(item)
+        for same in _by_sampling(items):
+            yield from self._generate_alike(sorted(same, key=lambda item: -item.tokens))
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        del self._model
+
+    def _fit(self, request: Request, ids: list[int]) -> _Item | None:
+        """The request as it goes to the model; None when it is to be skipped."""
+        if not overflows(request, len(ids), self._context_tokens):
+            return _Item(request, ids, 0)
+        assert self._context_tokens is not None
+        room = self._context_tokens - request.sampling.max_new_tokens
+        if self._config.on_overflow == "skip":
+            return None
+        if self._config.on_overflow == "error" or room < 1:
+            raise UserError(f"{request.rid}: {len(ids)} prompt tokens, but {room} fit; see models.*.on_overflow")
+        kept = shorten(ids, room, self._config.on_overflow)
+        return _Item(request, kept, len(ids) - len(kept))
+
+    def _generate_alike(self, items: list[_Item]) -> Iterator[Outcome]:
+        """Items of one sampling setting, longest first."""
+        import torch
+
+        position = 0
+        while position < len(items):
+            batch = items[position : position + self._rows_that_fit(items[position].tokens)]
+            try:
+                outcomes: list[Outcome] = list(self._run(batch))
+            except torch.OutOfMemoryError:
+                self._release_memory()
+                if len(batch) > 1:
+                    self._max_rows = len(batch) // 2
+                    self._log(
+                        f"out of memory with {len(batch)} rows of {batch[0].tokens} tokens; now {self._max_rows} at once"
+                    )
+                    continue
+                outcomes = [_out_of_memory(batch[0])]
+            yield from outcomes
+            position += len(batch)
+
+    def _rows_that_fit(self, tokens: int) -> int:
+        """How many rows of `tokens` tokens fit into the cache's share of the free memory."""
+        if not self._on_gpu:
+            return self._max_rows
+        import torch
+
+        free = min(_free_bytes(device) for device in range(torch.cuda.device_count()))
+        budget_tokens = CACHE_SHARE * free / max(1, self._cache_bytes_per_token() / torch.cuda.device_count())
+        return max(1, min(self._max_rows, int(budget_tokens / tokens)))
+
+    def _cache_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token over all layers: 2 × layers × kv heads × head size × bytes."""
+        config = self._model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * config.num_hidden_layers * heads * size * self._model.dtype.itemsize)
+
+    def _run(self, batch: Sequence[_Item]) -> Iterator[Completion]:
+        """One call of generate() for a batch of one sampling setting."""
+        import torch
+
+        sampling = batch[0].request.sampling
+        start = time.perf_counter()
+        width = max(len(item.ids) for item in batch)
+        pad = self._pad_id()
+        device = self._model.device
+        input_ids = torch.tensor(
+            [[pad] * (width - len(item.ids)) + item.ids for item in batch], device=device
+        )  # (B, T)
+        mask = torch.tensor([[0] * (width - len(item.ids)) + [1] * len(item.ids) for item in batch], device=device)
+        with torch.inference_mode():
+            output = self._model.generate(
+                input_ids, attention_mask=mask, **self._settings(sampling, [item.request for item in batch])
+            )  # (B, T + N)
+        seconds = time.perf_counter() - start
+        for item, row in zip(batch, output[:, width:].tolist(), strict=True):
+            yield self._completion(item, row, seconds)
+
+    def _settings(self, sampling: Sampling, requests: Sequence[Request]) -> dict[str, Any]:
+        """Arguments of generate(); the model's own generation config must not add sampling of its own."""
+        from transformers import GenerationConfig
+
+        settings: dict[str, Any] = {
+            "generation_config": GenerationConfig(
+                max_new_tokens=sampling.max_new_tokens,
+                do_sample=False,
+                repetition_penalty=sampling.repetition_penalty,
+                eos_token_id=self._stop_ids or None,
+                pad_token_id=self._pad_id(),
+            )
+        }
+        if sampling.temperature > 0:
+            seeds = [row_seed(request) for request in requests]
+            settings["logits_processor"] = [RowSampler(seeds, sampling.temperature, sampling.top_k, sampling.top_p)]
+        if sampling.stop:
+            settings |= {"stop_strings": list(sampling.stop), "tokenizer": self._chat.tokenizer}
+        return settings
+
+    def _completion(self, item: _Item, row: list[int], seconds: float) -> Completion:
+        """Read one row of the output: up to the first stop token, then up to the first stop text."""
+        end = next((place for place, token in enumerate(row) if token in self._stop_ids), None)
+        ids = row if end is None else row[:end]
+        finish: FinishReason = "length" if end is None else "stop"
+        text = self._chat.decode(ids)
+        for stop in item.request.sampling.stop:
+            if stop in text:
+                text, finish = text.partition(stop)[0], "stop"
+        if finish == "stop" and end is None:  # tokens after a stop text are padding of the batch
+            ids = self._chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+        request = item.request
+        return Completion(
+            request.id, request.sample, request.variant, text, finish, len(item.ids), len(ids), seconds, item.cut_tokens
+        )
+
+    def _pad_id(self) -> int:
+        """Any id will do under a mask; 0 exists in every vocabulary."""
+        pad = self._chat.tokenizer.pad_token_id
+        return int(pad) if pad is not None else (self._stop_ids or [0])[0]
+
+    def _release_memory(self) -> None:
+        import gc
+
+        import torch
+
+        gc.collect()
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+
+def _by_sampling(items: Sequence[_Item]) -> list[list[_Item]]:
+    """Items grouped by their sampling settings, which one call of generate() shares."""
+    groups: dict[Sampling, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(item.request.sampling, []).append(item)
+    return list(groups.values())
+
+
+def _free_bytes(device: int) -> int:
+    """Free memory of a device: what the driver has, and what torch holds without using it."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def _skipped(request: Request, prompt_tokens: int) -> Completion:
+    return Completion(request.id, request.sample, request.variant, None, "skipped", prompt_tokens, 0, 0.0)
+
+
+def _out_of_memory(item: _Item) -> Failure:
+    request = item.request
+    detail = f"a batch of one row with {len(item.ids)} prompt tokens and {request.sampling.max_new_tokens} new ones"
+    return Failure(request.id, request.sample, request.variant, "out_of_memory", detail)

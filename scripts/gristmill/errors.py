@@ -1,0 +1,25 @@
+"""The two kinds of failure a user sees: a mistake they can fix, and a row the model could not answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """A mistake in the input or the set-up. The message is one line: the value, the limit and the next step."""
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Run a script's `main`; a UserError becomes one line on stderr and exit status 2, with no traceback."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def some(names: list[str], limit: int = 5) -> str:
+    """The first few names for an error message: `a, b, c and 7 more`."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

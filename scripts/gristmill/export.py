@@ -1,0 +1,78 @@
+"""generations.jsonl as a table for spreadsheets (.csv) or data frames (.parquet), every character kept.
+
+- messages, row, and a reference that is no text stand as JSON text, so that reading them back gives the same values.
+- CSV cannot tell a missing text from an empty one: finish_reason `skipped` does.
+- Text with a lone surrogate has no UTF-8 form; it is refused by name rather than changed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from gristmill.errors import UserError
+from gristmill.files import atomic_writer, dumps, read_jsonl
+from gristmill.types import JsonDict
+
+TEXT = ("id", "variant", "messages", "reference", "row", "text", "finish_reason", "key")
+WHOLE = ("sample", "prompt_tokens", "completion_tokens", "prompt_cut_tokens")
+COLUMNS = (
+    *("id", "sample", "variant", "messages", "reference", "row", "text", "finish_reason"),
+    *("prompt_tokens", "completion_tokens", "prompt_cut_tokens", "seconds", "key"),
+)
+CHUNK = 5000
+
+
+def export(generations: Path, out: Path) -> None:
+    """Write the table that `out`'s suffix names.
+
+    Raises:
+        UserError: a text that cannot be written as UTF-8; the row is named.
+    """
+    rows = (_flat(line) for line in read_jsonl(generations))
+    with atomic_writer(out) as handle:
+        if out.suffix == ".csv":
+            _write_csv(rows, handle)
+        elif out.suffix == ".parquet":
+            _write_parquet(rows, handle)
+        else:
+            raise UserError(f"{out} is neither .csv nor .parquet; choose one of the two")
+
+
+def _flat(line: JsonDict) -> JsonDict:
+    flat = {name: _cell(name, line[name]) for name in COLUMNS}
+    for name in TEXT:
+        try:
+            (flat[name] or "").encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(f"row {line['id']!r}: {name} holds a lone surrogate; read the .jsonl instead") from error
+    return flat
+
+
+def _cell(name: str, value: Any) -> Any:
+    if name in {"messages", "row"} or (name == "reference" and value is not None and not isinstance(value, str)):
+        return dumps(value).decode()
+    return value
+
+
+def _write_csv(rows: Iterator[JsonDict], handle: IO[bytes]) -> None:
+    text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    text.detach()
+
+
+def _write_parquet(rows: Iterator[JsonDict], handle: IO[bytes]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {name: pa.string() for name in TEXT} | {name: pa.int64() for name in WHOLE} | {"seconds": pa.float64()}
+    schema = pa.schema([(name, kinds[name]) for name in COLUMNS])
+    with pq.ParquetWriter(handle, schema, compression="zstd") as writer:
+        while chunk := list(itertools.islice(rows, CHUNK)):
+            writer.write_table(pa.Table.from_pylist(chunk, schema=schema))

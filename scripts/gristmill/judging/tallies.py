@@ -1,0 +1,248 @@
+"""A judge's numbers, counted as its verdicts pass: judges/<judge>/<target>/metrics.json.
+
+- Pointwise accuracy is the share of all answers judged correct: what is unreadable, or had no answer, is not correct.
+  Both are counted beside it.
+- The win rate is of the first run of the pair over the pairs with a winner or a tie; a tie is a half.
+- wins, ties (both orders said so), disagreements, identical, unreadable_pairs and no_answer add up to n.
+- Intervals are those of intervals.py: Wilson where each row has one 0/1 score, else t over rows.
+- Agreement takes the answers that have both a verdict and a grade. Kappa is null, with a note, where judge and metric
+  are constant and equal: it is 0/0 there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from gristmill.config.schema import JudgeConfig
+from gristmill.config.specs import VerdictSpec
+from gristmill.errors import UserError
+from gristmill.intervals import RowScores
+from gristmill.judging import reliability
+from gristmill.judging.reliability import Share
+from gristmill.judging.verdicts import TIE, Judged
+from gristmill.types import JsonDict
+
+KAPPA_UNDEFINED = "judge and metric say the same of every answer, so kappa is undefined"
+
+
+class Questions:
+    """What came back from the judge model, question by question."""
+
+    def __init__(self, labels: Iterable[str]) -> None:
+        self._labels: Counter[str] = Counter({label: 0 for label in labels})
+        self._asked = self._truncated = 0
+
+    def add(self, answer: JsonDict) -> None:
+        """Count one answer of the judge (a pointwise verdict, or one order of a pair)."""
+        self._asked += 1
+        self._truncated += answer["truncated"]
+        if answer["label"] is not None:
+            self._labels[answer["label"]] += 1
+
+    def numbers(self) -> JsonDict:
+        """The keys of metrics.json about labels."""
+        readable = self._labels.total()
+        top, count = self._labels.most_common(1)[0] if readable else (None, 0)
+        return {
+            "asked": self._asked,
+            "unreadable": self._unreadable.part,
+            "unreadable_ratio": self._unreadable.ratio,
+            "truncated": self._truncated,
+            "label_counts": dict(self._labels),
+            "top_label": top,
+            "top_label_share": Share(count, readable).ratio,
+        }
+
+    def doubts(self, judge: JudgeConfig) -> list[str | None]:
+        """Why the labels alone make the judge unreliable."""
+        return [
+            reliability.nothing_readable(self._unreadable),
+            reliability.too_unreadable(self._unreadable, judge.reliability),
+            reliability.too_uniform(self._labels, judge.meanings(), judge.reliability),
+        ]
+
+    @property
+    def _unreadable(self) -> Share:
+        return Share(self._asked - self._labels.total(), self._asked)
+
+
+class Agreement:
+    """Pointwise verdicts beside the run's own grades, as a 2 × 2 table."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self._table: Counter[tuple[bool, bool]] = Counter()
+
+    def add(self, verdict: str | None, line: JsonDict) -> None:
+        """Count an answer that has both a verdict and a grade."""
+        if self.metric not in line["grades"]:
+            raise UserError(f"--metric {self.metric} is not among the grades: {', '.join(line['grades']) or 'none'}")
+        grade = line["grades"][self.metric]
+        if verdict is not None and grade is not None:
+            self._table[verdict == "correct", grade] += 1
+
+    def numbers(self) -> JsonDict:
+        """The `agreement` object of metrics.json."""
+        n, kappa = self._table.total(), self.kappa()
+        same = sum(count for (judge, metric), count in self._table.items() if judge == metric)
+        undefined = n > 0 and kappa is None
+        note = KAPPA_UNDEFINED if undefined else None
+        return {"metric": self.metric, "n": n, "percent": Share(same, n).ratio, "kappa": kappa, "note": note}
+
+    def kappa(self) -> float | None:
+        """Cohen's kappa; None without answers, or where both raters are constant and equal."""
+        from sklearn.metrics import cohen_kappa_score
+
+        if len(self._table) == 0 or (
+            len(self._table) == 1 and next(iter(self._table)) in {(True, True), (False, False)}
+        ):
+            return None
+        judge, metric = zip(*self._table, strict=True)
+        return float(cohen_kappa_score(judge, metric, sample_weight=list(self._table.values())))
+
+
+class PointwiseTally:
+    """The numbers of a judge that looks at one answer at a time."""
+
+    def __init__(self, spec: VerdictSpec, metric: str | None = None) -> None:
+        self._spec = spec
+        self._questions = Questions(spec.judge.meanings())
+        self._scores = RowScores()
+        self._verdicts: Counter[str | None] = Counter()
+        self._no_answer = 0
+        self._agreement = Agreement(metric) if metric is not None else None
+
+    def counted(self, stream: Iterable[Judged], grades: Iterable[JsonDict] = ()) -> Iterator[JsonDict]:
+        """The verdict lines, counted; `grades` are the lines of the run's grades.jsonl when there is a metric."""
+        queue = iter(grades)
+        for each in stream:
+            self._count(each.line)
+            if self._agreement is not None:
+                self._agreement.add(each.line["verdict"], _grade_of(each.line, next(queue, None)))
+            yield each.line
+
+    def metrics(self) -> JsonDict:
+        """The content of metrics.json."""
+        agreement = self._agreement.numbers() if self._agreement is not None else None
+        doubts = self._questions.doubts(self._spec.judge)
+        if agreement is not None:
+            bar = self._spec.judge.reliability
+            doubts.append(reliability.too_far_from_metric(agreement["metric"], agreement["kappa"], bar))
+        return {
+            **_head(self._spec, self._scores.n, self._questions, doubts),
+            "no_answer": self._no_answer,
+            "correct": self._verdicts["correct"],
+            "incorrect": self._verdicts["incorrect"],
+            "accuracy": self._scores.value,
+            "ci95": _bounds(self._scores),
+            "agreement": agreement,
+        }
+
+    def _count(self, line: JsonDict) -> None:
+        self._scores.add(line["id"], float(line["verdict"] == "correct"))
+        self._verdicts[line["verdict"]] += 1
+        if line["reason"] == "no_answer":
+            self._no_answer += 1
+        else:
+            self._questions.add(line)
+
+
+class PairwiseTally:
+    """The numbers of a judge that compares two runs."""
+
+    def __init__(self, spec: VerdictSpec) -> None:
+        self._spec = spec
+        self._questions = Questions(spec.judge.meanings())
+        self._scores = RowScores()
+        self._n = 0
+        self._wins: Counter[str] = Counter({run: 0 for run in spec.target})
+        self._others: Counter[str] = Counter()
+        self._agreed, self._asked_twice = 0, 0
+        self._first, self._choices = 0, 0
+        self._longer, self._unequal = 0, 0
+
+    def counted(self, stream: Iterable[Judged]) -> Iterator[JsonDict]:
+        """The verdict lines, counted."""
+        for each in stream:
+            self._n += 1
+            self._count_winner(each.line)
+            self._count_orders(each.line["orders"])
+            self._count_lengths(each)
+            yield each.line
+
+    def metrics(self) -> JsonDict:
+        """The content of metrics.json."""
+        agreed, first = Share(self._agreed, self._asked_twice), Share(self._first, self._choices)
+        doubts = self._questions.doubts(self._spec.judge)
+        doubts.append(reliability.too_inconsistent(agreed, first, self._spec.judge.reliability))
+        return {
+            **_head(self._spec, self._n, self._questions, doubts),
+            "wins": dict(self._wins),
+            "ties": self._others[TIE],
+            "disagreements": self._others["orders_disagree"],
+            "identical": self._others["identical"],
+            "unreadable_pairs": self._others["unreadable"],
+            "no_answer": self._others["no_answer"],
+            "win_rate": self._scores.value,
+            "win_rate_ci95": _bounds(self._scores),
+            "consistency": agreed.ratio,
+            "first_position_share": first.ratio,
+            "longer_wins_share": Share(self._longer, self._unequal).ratio,
+        }
+
+    def _count_winner(self, line: JsonDict) -> None:
+        winner = line["winner"]
+        if winner in self._wins:
+            self._wins[winner] += 1
+        else:
+            self._others[line["reason"] or TIE] += 1
+        if winner is not None:
+            self._scores.add(line["id"], 0.5 if winner == TIE else float(winner == self._spec.target[0]))
+
+    def _count_orders(self, orders: list[JsonDict]) -> None:
+        choices = [order["choice"] for order in orders]
+        for order in orders:
+            self._questions.add(order)
+            if order["choice"] not in (None, TIE):
+                self._choices += 1
+                self._first += order["choice"] == order["first"]
+        if len(choices) == 2 and None not in choices:
+            self._asked_twice += 1
+            self._agreed += choices[0] == choices[1]
+
+    def _count_lengths(self, each: Judged) -> None:
+        """Lengths are in characters, surrounding whitespace left out."""
+        lengths = [len((answer or "").strip()) for answer in each.item.answers]
+        if each.line["winner"] in self._wins and lengths[0] != lengths[1]:
+            longer = self._spec.target[lengths.index(max(lengths))]
+            self._unequal += 1
+            self._longer += each.line["winner"] == longer
+
+
+def _head(spec: VerdictSpec, n: int, questions: Questions, doubts: Iterable[str | None]) -> JsonDict:
+    """The keys that both kinds share."""
+    because = [doubt for doubt in doubts if doubt is not None]
+    return {
+        "judge": spec.name,
+        "kind": spec.judge.kind,
+        "model": spec.judge.model,
+        "target": "_vs_".join(spec.target),
+        "runs": list(spec.target),
+        "n": n,
+        **questions.numbers(),
+        "reliable": not because,
+        "unreliable_because": because,
+    }
+
+
+def _bounds(scores: RowScores) -> list[float] | None:
+    interval = scores.interval()
+    return [interval.low, interval.high] if interval else None
+
+
+def _grade_of(line: JsonDict, grade: JsonDict | None) -> JsonDict:
+    """The grade of the same answer; the two files list the same answers in the same order."""
+    if grade is None or (grade["id"], grade["sample"]) != (line["id"], line["sample"]):
+        raise UserError(f"no grade for {line['id']}#{line['sample']} at its place; make the run's grades.jsonl again")
+    return grade

@@ -1,0 +1,73 @@
+"""A request's key: the content hash under which its answer is known.
+
+- The key covers all that changes an answer and nothing else: where the row stands, how many shards or GPUs there are,
+  and what the report is called do not enter it.
+- The model enters by the fingerprint of its weights, tokenizer and code, not by its name or folder.
+- The overflow policy enters only for a prompt that does not fit, so that changing it asks only those rows again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from gristmill import GENERATION_VERSION
+from gristmill.codec import request_to_json
+from gristmill.config.schema import ModelConfig
+from gristmill.files import canonical
+from gristmill.types import JsonDict, Request
+
+
+def digest(value: Any) -> str:
+    """32 hex digits that equal JSON values share."""
+    return hashlib.sha256(canonical(value)).hexdigest()[:32]
+
+
+def model_identity(model: ModelConfig, weights_hash: str) -> JsonDict:
+    """What of a model decides its answers."""
+    template = Path(model.chat_template).read_text("utf-8") if model.chat_template else None
+    return {
+        "weights": weights_hash,
+        "dtype": model.dtype,
+        "quantization": model.quantization,
+        "chat_template": template,
+        "generation_version": GENERATION_VERSION,
+    }
+
+
+def request_key(request: Request, identity: JsonDict, model: ModelConfig, overflows: bool) -> str:
+    """The key of one request for one model.
+
+    Args:
+        request: the request; its sampling settings and seed are part of the key.
+        identity: `model_identity` of the model that answers.
+        model: the model's config, for the overflow policy.
+        overflows: whether the prompt and max_new_tokens exceed the context.
+    """
+    policy = [model.on_overflow, model.context_tokens] if overflows else None
+    return digest({"request": request_to_json(request), "model": identity, "overflow": policy})
+
+
+def row_seed(request: Request) -> int:
+    """The 63-bit seed of one row and sample, whatever batch or worker it lands in."""
+    text = f"{request.sampling.seed}:{request.id}:{request.sample}:{request.variant}"
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
+
+
+def code_digest(*modules: str) -> str:
+    """A hash of the source of modules or packages of this library: a param that reruns cheap steps when they change.
+
+    Raises FileNotFoundError for a module that is not there: a renamed one would no longer be watched.
+    """
+    root = Path(__file__).parent
+    total = hashlib.sha256()
+    for module in modules:
+        place = root / module.replace(".", "/")
+        for path in _package_files(place) if place.is_dir() else [place.with_suffix(".py")]:
+            total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def _package_files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]

@@ -1,0 +1,65 @@
+"""The manifest: how a run's answers were made. It is written last, so one that is there means the run is complete."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gristmill import GENERATION_VERSION, __version__, journal
+from gristmill.config.specs import ModelSpec
+from gristmill.types import JsonDict
+
+PACKAGES = ("torch", "transformers", "accelerate", "snakemake", "pandas", "nvidia-ml-py")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the generations add up to, counted while they pass through to the file."""
+
+    keys: set[str] = field(default_factory=set)
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def through(self, generations: Iterable[JsonDict]) -> Iterator[JsonDict]:
+        """Pass the generations on unchanged."""
+        for line in generations:
+            self.keys.add(line["key"])
+            self.finish_reasons[line["finish_reason"]] += 1
+            self.prompt_tokens += line["prompt_tokens"]
+            self.completion_tokens += line["completion_tokens"]
+            yield line
+
+
+def manifest(unit: str, spec: ModelSpec, weights: JsonDict, tally: Tally, journal_folder: Path) -> JsonDict:
+    """The manifest of a run or judge target (docs/outputs.md)."""
+    return {
+        "unit": unit,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "gristmill": __version__,
+        "generation_version": GENERATION_VERSION,
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "spec": spec.model_dump(),
+        "weights": weights,
+        "requests": len(tally.keys),
+        "finish_reasons": dict(sorted(tally.finish_reasons.items())),
+        "prompt_tokens": tally.prompt_tokens,
+        "completion_tokens": tally.completion_tokens,
+        "workers": journal.workers(journal_folder, tally.keys),
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions

@@ -1,0 +1,96 @@
+"""Join the workers' parts back into one file, and prove that nothing is missing, doubled or foreign.
+
+- Every part keeps the dataset's order (shards.py), so the merge walks the requests once and takes each answer from the
+  front of the part that has it: constant memory, and any deviation shows at the row where it happens.
+- The proof is by name (id, sample, variant), not by count: a hole and a duplicate cannot cancel out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from gristmill.errors import UserError, some
+from gristmill.files import read_jsonl
+from gristmill.types import JsonDict, RequestId
+
+
+def merged(requests: Iterable[JsonDict], parts: Sequence[Path]) -> Iterator[JsonDict]:
+    """The generations in the requests' order: each request's columns and its answer's.
+
+    Raises:
+        UserError: a request without an answer, an answer twice, or an answer to no request; the message names them.
+    """
+    waiting: dict[RequestId, _Head] = {}
+    for path in parts:
+        _await(_Head(path), waiting)
+    for request in requests:
+        rid = _rid(request)
+        head = waiting.pop(rid, None)
+        if head is None:
+            raise UserError(_diagnose(rid, waiting.values(), parts))
+        yield _request_columns(request) | head.answer
+        head.advance()
+        _await(head, waiting)
+    if waiting:
+        left = [f"{head.rid} in {head.path}" for head in waiting.values()]
+        raise UserError(f"answers to no request, or twice: {some(left)}; {_REMEDY}")
+
+
+_REMEDY = "remove the parts folder and run again (the journal keeps the answers)"
+_ANSWER_COLUMNS = (
+    "text",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "prompt_cut_tokens",
+    "seconds",
+    "key",
+)
+
+
+class _Head:
+    """The front of one part: the answer that comes next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines = read_jsonl(path)
+        self.answer: JsonDict = {}
+        self.rid: RequestId | None = None
+        self.advance()
+
+    def advance(self) -> None:
+        try:
+            line = next(self._lines, None)
+            self.rid = None if line is None else _rid(line)
+            self.answer = {} if line is None else {name: line[name] for name in _ANSWER_COLUMNS}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}") from error
+
+
+def _await(head: _Head, waiting: dict[RequestId, _Head]) -> None:
+    """Put a part among those that wait for their next answer's turn; one that has ended waits for nothing."""
+    if head.rid is None:
+        return
+    if head.rid in waiting:
+        raise UserError(f"{head.rid} is answered twice, in {waiting[head.rid].path} and {head.path}; {_REMEDY}")
+    waiting[head.rid] = head
+
+
+def _rid(line: JsonDict) -> RequestId:
+    return RequestId(line["id"], line["sample"], line["variant"])
+
+
+def _request_columns(request: JsonDict) -> JsonDict:
+    return {name: request[name] for name in ("id", "sample", "variant", "messages", "reference", "row")}
+
+
+def _diagnose(rid: RequestId, heads: Iterable[_Head], parts: Sequence[Path]) -> str:
+    """Why the next request has no answer at the front of any part."""
+    fronts = [f"{head.rid} in {head.path}" for head in heads]
+    if not fronts:
+        return f"no answer for {rid}: all {len(parts)} parts have ended; {_REMEDY}"
+    return (
+        f"no answer for {rid}: the parts go on with {some(fronts)}, so it is missing, or they hold a row that is "
+        f"foreign, doubled or out of order; {_REMEDY}"
+    )

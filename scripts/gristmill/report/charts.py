@@ -1,0 +1,235 @@
+"""Draws the charts as SVG text at build time, so that the page needs no chart library and no network.
+
+- Every chart is drawn twice, for a desk and for a phone; the style sheet shows the one that fits.
+- Colours are written as the hex values below and re-coloured by report.css for dark mode (a test keeps them in step).
+- Labels reach Vega as data only: it escapes markup in them, and none stands in an expression (so sort by `place`, not
+  by a list of names). Control characters become U+FFFD.
+- Colours repeat after eight runs; the numbers then carry the run's name instead of the interval.
+- A chart shows at most MAX_VALUES values, those with the most answers; the table beside it has all of them.
+- altair and vl_convert are imported where they are used: reading the files needs neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.report.data import Judge, Slice
+from gristmill.report.inputs import Score
+from gristmill.report.words import count, estimate, percent
+
+#: altair's generated classes are only partly typed.
+Chart = Any
+
+#: Okabe and Ito's colour-blind-safe set, its yellow and black replaced by an indigo and a grey that suit both themes.
+PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#332288", "#777777")
+INK, MUTED, GRID, HALO = "#1b1b1a", "#5f5f5b", "#e3e3df", "#fffffe"
+SLATE, TIE = "#5b6b7f", "#c9c9c4"
+MAX_VALUES = 30
+BAR_PX, GAP_PX = 13, 9
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much room a chart has, in CSS pixels: labels left, the plot, and numbers right of it."""
+
+    labels: int
+    plot: int
+    numbers: int
+    full: bool
+
+
+DESK = Size(labels=112, plot=190, numbers=190, full=True)
+PHONE = Size(labels=92, plot=140, numbers=66, full=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One chart at both sizes."""
+
+    desk: str
+    phone: str
+
+
+def draw_slice(data: Slice) -> Drawing:
+    """Bars with intervals: a group for each value of the column, a bar for each run in its colour."""
+    return Drawing(_slice_svg(data, DESK), _slice_svg(data, PHONE))
+
+
+def draw_labels(pairs: Sequence[tuple[str, int]]) -> str:
+    """How often a judge wrote each label; small enough for any screen."""
+    rows = [{"label": clean(label), "place": place, "n": n, "text": count(n)} for place, (label, n) in enumerate(pairs)]
+    return _svg(_labels_chart(rows))
+
+
+def draw_outcome(judge: Judge, colours: Sequence[int]) -> Drawing:
+    """Win, tie and loss as one bar; `colours` are those of the pair's two runs."""
+    return Drawing(*(_svg(_outcome_chart(judge, colours, size)) for size in (DESK, PHONE)))
+
+
+def largest(data: Slice) -> list[str]:
+    """The values that the chart has room for: those with the most answers, in their own order."""
+    total = {value: sum(score.n for score in scores) for value, scores in data.scores.items()}
+    kept = set(sorted(total, key=lambda value: -total[value])[:MAX_VALUES])
+    return [value for value in data.scores if value in kept]
+
+
+def clean(text: str) -> str:
+    """Text that an SVG can hold: no control characters and no halves of surrogate pairs."""
+    return _CONTROL.sub("\ufffd", text) or "(empty)"
+
+
+def _slice_svg(data: Slice, size: Size) -> str:
+    import altair as alt
+
+    values = largest(data)
+    rows = [row for place, value in enumerate(values) for row in _slice_rows(data, place, value, size)]
+    y = _category_axis(size)
+    offset = alt.YOffset("run:N", sort=[str(run.number) for run in data.runs], scale=alt.Scale(paddingInner=0.18))
+    base = _chart(rows).encode(y=y, yOffset=offset)
+    layers = alt.layer(_bars(base, data, size), _whisker(base, HALO, 3), _whisker(base, INK, 1.5), _numbers(base, size))
+    height = len(values) * (len(data.runs) * BAR_PX + GAP_PX)
+    return _svg(layers.properties(width=size.plot + size.numbers, height=height))
+
+
+def _slice_rows(data: Slice, place: int, value: str, size: Size) -> list[dict[str, Any]]:
+    return [
+        {
+            "value": clean(value),
+            "place": place,
+            "run": str(run.number),
+            "share": score.value,
+            "low": score.ci95[0] if score.ci95 else None,
+            "high": score.ci95[1] if score.ci95 else None,
+            "text": _number(score, size)
+            if len(data.runs) <= len(PALETTE)
+            else f"{percent(score.value)} {clean(run.name)}",
+        }
+        for run, score in zip(data.runs, data.scores[value], strict=True)
+    ]
+
+
+def _number(score: Score, size: Size) -> str:
+    if score.value is None:
+        return "no reference"
+    return f"{estimate(score.value, score.ci95)}\u2002n\u00a0{count(score.n)}" if size.full else percent(score.value)
+
+
+def _chart(rows: list[dict[str, Any]]) -> Chart:
+    import altair as alt
+
+    return alt.Chart(alt.InlineData(values=rows))
+
+
+def _category_axis(size: Size) -> Chart:
+    import altair as alt
+
+    return alt.Y(
+        "value:N", sort=_by_place(), axis=_label_axis(size), scale=alt.Scale(paddingInner=0.22, paddingOuter=0.1)
+    )
+
+
+def _share_axis(size: Size) -> Chart:
+    import altair as alt
+
+    axis = alt.Axis(title=None, values=[0, 0.5, 1], labelExpr="format(datum.value * 100, 'd') + ' %'", labelFlush=False)
+    return alt.X("share:Q", scale=alt.Scale(domain=[0, 1], range=[0, size.plot]), axis=axis)
+
+
+def _bars(base: Chart, data: Slice, size: Size) -> Chart:
+    import altair as alt
+
+    domain = [str(run.number) for run in data.runs]
+    colours = [PALETTE[run.colour] for run in data.runs]
+    colour = alt.Color("run:N", scale=alt.Scale(domain=domain, range=colours), legend=None)
+    return base.mark_bar().encode(x=_share_axis(size), color=colour)
+
+
+def _whisker(base: Chart, colour: str, width: float) -> Chart:
+    return base.mark_rule(color=colour, strokeWidth=width).encode(x="low:Q", x2="high:Q")
+
+
+def _numbers(base: Chart, size: Size) -> Chart:
+    import altair as alt
+
+    mark = base.mark_text(align="left", baseline="middle", fontSize=11, color=MUTED, limit=size.numbers)
+    return mark.encode(x=alt.value(size.plot + 14), text="text:N")
+
+
+def _labels_chart(rows: list[dict[str, Any]]) -> Chart:
+    import altair as alt
+
+    size = Size(labels=96, plot=140, numbers=60, full=False)
+    y = alt.Y("label:N", sort=_by_place(), axis=_label_axis(size))
+    top = max([row["n"] for row in rows] + [1])
+    x = alt.X("n:Q", axis=None, scale=alt.Scale(domain=[0, top], range=[0, size.plot]))
+    base = _chart(rows).encode(x=x, y=y)
+    bars = base.mark_bar(color=SLATE, size=14)
+    numbers = base.mark_text(align="left", dx=6, fontSize=12, color=INK).encode(text="text:N")
+    return alt.layer(bars, numbers).properties(width=size.plot + size.numbers, height=24 * max(len(rows), 1))
+
+
+def _by_place() -> Any:
+    import altair as alt
+
+    return alt.EncodingSortField(field="place", op="min", order="ascending")
+
+
+def _label_axis(size: Size) -> Chart:
+    import altair as alt
+
+    return alt.Axis(title=None, labelLimit=size.labels - 20, minExtent=size.labels, maxExtent=size.labels)
+
+
+def _outcome_chart(judge: Judge, colours: Sequence[int], size: Size) -> Chart:
+    import altair as alt
+
+    rows = _outcome_rows(judge, colours)
+    x = alt.X("start:Q", axis=None, scale=alt.Scale(domain=[0, max(rows[-1]["end"], 1)]))
+    colour = alt.Color("colour:N", scale=None, legend=None)
+    chart = _chart(rows).mark_rect().encode(x=x, x2="end:Q", color=colour)
+    return chart.properties(width=size.labels + size.plot + size.numbers, height=22)
+
+
+def _outcome_rows(judge: Judge, colours: Sequence[int]) -> list[dict[str, Any]]:
+    first, second = judge.metrics.runs[:2]
+    wins = judge.metrics.wins
+    parts = [(PALETTE[colours[0]], wins.get(first, 0)), (TIE, judge.metrics.all_ties)]
+    rows: list[dict[str, Any]] = []
+    start = 0
+    for colour, n in [*parts, (PALETTE[colours[1]], wins.get(second, 0))]:
+        rows.append({"start": start, "end": start + n, "colour": colour})
+        start += n
+    return rows
+
+
+def _svg(chart: Chart) -> str:
+    import vl_convert
+
+    text: str = vl_convert.vegalite_to_svg(chart.configure(**_theme()).to_dict())
+    return text
+
+
+def _theme() -> dict[str, Any]:
+    axis = {
+        "labelColor": INK,
+        "labelFontSize": 12,
+        "gridColor": GRID,
+        "domain": False,
+        "ticks": False,
+        "labelPadding": 8,
+        "aria": False,
+    }
+    return {
+        "background": "transparent",
+        "font": "sans-serif",
+        "padding": {"left": 0, "right": 0, "top": 4, "bottom": 2},
+        "view": {"stroke": None},
+        "mark": {"aria": False},
+        "axis": axis,
+        "axisX": {"labelColor": MUTED, "labelFontSize": 11, "labelPadding": 4},
+    }

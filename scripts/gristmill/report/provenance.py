@@ -1,0 +1,139 @@
+"""How every number came to be: one entry for each run and judge target, from its manifest.
+
+- Short facts stand in a table; the manifest itself is shown whole under each entry, so that nothing is left out.
+- Facts that all workers share are said once; where they differ, each is named.
+- Tokens per second stay per worker: after a resume the workers of a unit need not have run side by side.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.config.schema import SamplingConfig
+from gristmill.report.data import Report
+from gristmill.report.inputs import Manifest
+from gristmill.report.words import NONE, as_text, decimal
+from gristmill.types import JsonDict
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker's part, as text."""
+
+    shard: str
+    host: str
+    engine: str
+    why: str
+    devices: str
+    dtype: str
+    load_s: float | None
+    generate_s: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One run or judge target."""
+
+    name: str
+    kind: str
+    manifest: Manifest
+    sampling: SamplingConfig | None
+    model: str
+    source: str
+    weights_hash: str
+    engine: str
+    dtype: str
+    devices: str
+    speed: str
+    workers: list[Worker]
+    raw: str
+
+
+def units(report: Report) -> list[Unit]:
+    """The runs, then the judge targets."""
+    runs = [_unit(run.name, "run", run.metrics.model, run.manifest, run.sampling) for run in report.runs]
+    return runs + [_unit(judge.name, "judge", judge.metrics.model, judge.manifest, None) for judge in report.judges]
+
+
+def versions(report: Report) -> list[str]:
+    """Every version of gristmill, Python and the packages that had a part, each once: `torch 2.11.0`."""
+    manifests = [run.manifest for run in report.runs] + [judge.manifest for judge in report.judges]
+    found: dict[str, None] = {}
+    for manifest in manifests:
+        named = {"gristmill": manifest.gristmill, "Python": manifest.python, **manifest.packages}
+        found |= {f"{name} {version}": None for name, version in named.items() if version is not None}
+    return list(found)
+
+
+def _unit(name: str, kind: str, model: str, manifest: Manifest, sampling: SamplingConfig | None) -> Unit:
+    workers = [_worker(worker) for worker in manifest.workers]
+    return Unit(
+        name=name,
+        kind=kind,
+        manifest=manifest,
+        sampling=sampling,
+        model=model,
+        source=_source(manifest),
+        weights_hash=as_text(manifest.weights.get("weights_hash") or NONE),
+        engine=_all(worker.engine for worker in workers),
+        dtype=_all(worker.dtype for worker in workers),
+        devices=_devices([device for worker in manifest.workers for device in worker.get("devices") or []]),
+        speed=_speed([worker.tokens_per_s for worker in workers if worker.tokens_per_s is not None]),
+        workers=workers,
+        raw=json.dumps(manifest.raw, indent=2, ensure_ascii=False),
+    )
+
+
+def _source(manifest: Manifest) -> str:
+    """`org/model @ commit`, or what is known of it."""
+    weights = manifest.weights
+    pinned = weights.get("commit") or weights.get("revision")
+    source = weights.get("source")
+    return " @ ".join(as_text(part) for part in (source, pinned) if part) or NONE
+
+
+def _worker(worker: JsonDict) -> Worker:
+    return Worker(
+        shard=_first(worker, "shard"),
+        host=_first(worker, "host"),
+        engine=_first(worker, "engine"),
+        why=_first(worker, "why", "engine_why", "engine_reason", "reason"),
+        devices=_devices(worker.get("devices")),
+        dtype=_first(worker, "dtype"),
+        load_s=worker.get("load_seconds"),
+        generate_s=worker.get("generate_seconds"),
+        tokens_per_s=worker.get("tokens_per_second"),
+    )
+
+
+def _speed(speeds: list[float]) -> str:
+    """`23.1`, or `22.8–23.4` over several workers."""
+    if not speeds:
+        return NONE
+    low, high = (decimal(value, 1) for value in (min(speeds), max(speeds)))
+    return low if low == high else f"{low}–{high}"
+
+
+def _first(worker: JsonDict, *keys: str) -> str:
+    return next((as_text(worker[key]) for key in keys if worker.get(key) is not None), NONE)
+
+
+def _devices(devices: Any) -> str:
+    """`NVIDIA H100 (0, 1)`: each kind of device with the indices that were used; the CPU when there is none."""
+    if not isinstance(devices, list) or not devices:
+        return "CPU"
+    named: dict[str, list[str]] = {}
+    for device in devices:
+        entry = device if isinstance(device, dict) else {"name": as_text(device)}
+        indices = named.setdefault(as_text(entry.get("name", "device")), [])
+        if entry.get("index") is not None and str(entry["index"]) not in indices:
+            indices.append(str(entry["index"]))
+    return ", ".join(f"{name} ({', '.join(indices)})" if indices else name for name, indices in named.items())
+
+
+def _all(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts)) or NONE

@@ -1,0 +1,178 @@
+"""Fills the page: one HTML file that opens from a disk and asks the network for nothing.
+
+- Everything is autoescaped; what models wrote reaches the page as text or as JSON data, never as markup or code.
+- The browser's rows are JSON in a data block with <, >, & and line separators escaped, so no text can end the block.
+- A Content-Security-Policy forbids every load and every script or style but the two whose hashes it carries.
+- Half a surrogate pair has no UTF-8 form: it stays an escape in the data and is shown as U+FFFD elsewhere.
+- Nothing here depends on the clock: the same inputs give the same bytes, and days come from the manifests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from gristmill import files
+from gristmill.config.specs import ReportSpec
+from gristmill.report import charts, words
+from gristmill.report.charts import Drawing
+from gristmill.report.data import Judge, Report, Run, Slice, gather
+from gristmill.report.provenance import units, versions
+from gristmill.report.words import Measure
+
+HERE = Path(__file__).parent
+
+_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceView:
+    """A per-category chart and its table."""
+
+    data: Slice
+    drawing: Drawing
+    drawn: int
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeView:
+    """A judge target with the text and charts made for it; `outcome` only where a winner may be named."""
+
+    judge: Judge
+    words: str
+    measures: list[Measure]
+    labels: list[tuple[str, str, int]]
+    label_chart: str
+    outcome: Drawing | None
+
+    @property
+    def reliable(self) -> bool:
+        """Whether its result may be believed."""
+        return self.judge.metrics.reliable
+
+
+def write_report(spec: ReportSpec, runs: Mapping[str, Path], judges: Mapping[str, Path], out: Path) -> int:
+    """Gather, draw, fill and write the report; returns its size in bytes."""
+    page = render(gather(spec, runs, judges)).encode("utf-8")
+    files.write_bytes(out, page)
+    return len(page)
+
+
+def render(report: Report) -> str:
+    """The whole page as text that has a UTF-8 form."""
+    style, script = _source("report.css"), _source("report.js")
+    page = (
+        _environment()
+        .get_template("report.html.jinja")
+        .render(
+            report=report,
+            slices=[_slice_view(data) for data in report.slices],
+            judges=[_judge_view(judge, report.runs) for judge in report.judges],
+            units=units(report),
+            versions=versions(report),
+            colour={run.name: run.colour for run in report.runs},
+            policy=policy(style, script),
+            style=Markup(style),
+            script=Markup(script),
+            payload=Markup(embed(_payload(report))),
+        )
+    )
+    return _SURROGATE.sub("\ufffd", page)
+
+
+def embed(value: Any) -> str:
+    """JSON that is safe inside a <script> block and survives UTF-8; parses back to the same value."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def policy(style: str, script: str) -> str:
+    """The Content-Security-Policy: this style, this script, images from data: only, and nothing else."""
+    return (
+        f"default-src 'none'; style-src '{_sha256(style)}'; script-src '{_sha256(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _sha256(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _source(name: str) -> str:
+    """A file to inline, with the line ends that a browser gives it before it hashes."""
+    return (HERE / name).read_text(encoding="utf-8").replace("\r\n", "\n")
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "percent": words.percent,
+        "bounds": words.bounds,
+        "count": words.count,
+        "decimal": words.decimal,
+        "duration": words.duration,
+        "sentence": words.sentence,
+        "svg": Markup,
+    }
+    environment.globals |= {"estimate": words.estimate, "NONE": words.NONE}
+    return environment
+
+
+def _slice_view(data: Slice) -> SliceView:
+    return SliceView(data, charts.draw_slice(data), len(charts.largest(data)))
+
+
+def _judge_view(judge: Judge, runs: list[Run]) -> JudgeView:
+    labels = words.label_meanings(judge.config.labels, judge.metrics.label_counts)
+    bars = [(f"{label} · {meaning}" if meaning else label, n) for label, meaning, n in labels]
+    return JudgeView(
+        judge=judge,
+        words=words.verdict_words(judge.metrics, judge.config.reliability, judge.swaps),
+        measures=words.measures(judge.metrics, judge.config.reliability),
+        labels=labels,
+        label_chart=charts.draw_labels([*bars, ("unreadable", judge.metrics.unreadable)]),
+        outcome=_outcome(judge, {run.name: run.colour for run in runs}),
+    )
+
+
+def _outcome(judge: Judge, colour: Mapping[str, int]) -> Drawing | None:
+    """The win, tie and loss bar of a reliable pairwise judge."""
+    metrics = judge.metrics
+    if metrics.kind != "pairwise" or not metrics.reliable or len(metrics.runs) != 2 or metrics.win_rate is None:
+        return None
+    return charts.draw_outcome(judge, [colour.get(run, 7) for run in metrics.runs])
+
+
+def _payload(report: Report) -> dict[str, Any]:
+    """What report.js reads."""
+    return {
+        "runs": [
+            {"name": run.name, "colour": run.colour, "dataset": run.metrics.dataset, "metric": run.metrics.metric}
+            for run in report.runs
+        ],
+        "judges": [
+            {
+                "name": judge.name,
+                "kind": judge.metrics.kind,
+                "runs": judge.metrics.runs,
+                "reliable": judge.metrics.reliable,
+                "labels": judge.config.labels,
+            }
+            for judge in report.judges
+        ],
+        "datasets": report.datasets,
+        "slices": report.slice_columns,
+        "rows": report.rows,
+    }

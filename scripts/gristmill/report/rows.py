@@ -1,0 +1,225 @@
+"""The rows of the sample browser: answers, grades and verdicts joined by (id, sample) within a dataset.
+
+- Files are streamed and only the rows that are shown are kept, so a run of any size fits in memory.
+- The cap is shared evenly among the datasets; within one, the first rows in the dataset's order are shown.
+- Values that are not text (numbers, lists, nulls) become their JSON text here: a browser would round large integers.
+- A judge whose runs are not in the report has no rows here; its numbers are still shown.
+- The prompts of one row are kept once when several runs share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gristmill.metrics import slice_key
+from gristmill.report.inputs import JudgeMetrics, RunMetrics, read_lines
+from gristmill.report.words import Swaps, as_text
+from gristmill.types import JsonDict
+
+#: Columns that commonly hold what was asked, for the list of rows; else the last user message stands there.
+QUESTION_COLUMNS = ("question", "prompt", "instruction", "problem", "query", "input", "text")
+PREVIEW_CHARACTERS = 180
+
+ANSWER_COLUMNS = ("id", "sample", "messages", "reference", "row", "text", "finish_reason")
+
+
+class RowKey(NamedTuple):
+    """Names a browser row."""
+
+    dataset: str
+    id: str
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """A run's folder and what its metrics say; its place in the list is its number on the page."""
+
+    folder: Path
+    metrics: RunMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeFiles:
+    """A judge target's folder and what its metrics say."""
+
+    folder: Path
+    metrics: JudgeMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How many of a dataset's rows the page holds."""
+
+    dataset: str
+    shown: int
+    total: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Browser:
+    """What the sample browser gets: the rows for the page, the counts, and each judge's swaps over all its pairs."""
+
+    rows: list[JsonDict] = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)
+    swaps: list[Swaps] = field(default_factory=list)
+
+
+def join_rows(runs: Sequence[RunFiles], judges: Sequence[JudgeFiles], max_rows: int) -> Browser:
+    """Read every run and judge target once more than needed, and keep the rows that fit under `max_rows`."""
+    keys = _keys_by_dataset(runs)
+    share = share_cap({dataset: len(found) for dataset, found in keys.items()}, max_rows)
+    chosen = {key: _empty_row(key) for dataset, found in keys.items() for key in found[: share[dataset]]}
+    columns = slice_columns(run.metrics for run in runs)
+    for number, run in enumerate(runs):
+        _add_answers(chosen, number, run, columns)
+    datasets = {run.metrics.run: run.metrics.dataset for run in runs}
+    swaps = [_add_verdicts(chosen, number, judge, datasets) for number, judge in enumerate(judges)]
+    shown = [
+        Shown(dataset, share[dataset], len(found), any(key.sample for key in found)) for dataset, found in keys.items()
+    ]
+    return Browser(list(chosen.values()), shown, swaps)
+
+
+def share_cap(totals: Mapping[str, int], cap: int) -> dict[str, int]:
+    """Split `cap` among datasets as evenly as their sizes allow; what is left over goes to the first ones."""
+    shares = dict.fromkeys(totals, 0)
+    left = cap
+    while left and (open_ones := [name for name in totals if shares[name] < totals[name]]):
+        even = max(left // len(open_ones), 1)
+        for name in open_ones:
+            step = min(even, totals[name] - shares[name], left)
+            shares[name] += step
+            left -= step
+    return shares
+
+
+def _keys_by_dataset(runs: Sequence[RunFiles]) -> dict[str, list[RowKey]]:
+    """Every (id, sample) of the runs of a dataset: ids in the order they first appear, samples in theirs."""
+    order: dict[str, dict[str, set[int]]] = {}
+    for run in runs:
+        ids = order.setdefault(run.metrics.dataset, {})
+        for line in read_lines(run.folder / "generations.jsonl", ANSWER_COLUMNS):
+            ids.setdefault(line["id"], set()).add(line["sample"])
+    return {
+        dataset: [RowKey(dataset, row, sample) for row, samples in ids.items() for sample in sorted(samples)]
+        for dataset, ids in order.items()
+    }
+
+
+def _empty_row(key: RowKey) -> JsonDict:
+    return {
+        "dataset": key.dataset,
+        "id": key.id,
+        "sample": key.sample,
+        "title": "",
+        "fields": {},
+        "slices": {},
+        "reference": None,
+        "prompts": [],
+        "answers": [],
+        "verdicts": [],
+    }
+
+
+def slice_columns(runs: Iterable[RunMetrics]) -> list[str]:
+    """Every column that some run has scores for."""
+    return list(dict.fromkeys(column for metrics in runs for column in metrics.slices))
+
+
+def _add_answers(chosen: dict[RowKey, JsonDict], number: int, run: RunFiles, columns: Sequence[str]) -> None:
+    grades = _grades(chosen, run)
+    for line in read_lines(run.folder / "generations.jsonl", ANSWER_COLUMNS):
+        key = RowKey(run.metrics.dataset, line["id"], line["sample"])
+        if key in chosen:
+            row = chosen[key]
+            if not row["answers"]:
+                _describe(row, line, columns)
+            row["answers"].append(_answer(number, row, line, grades.get(key, {}), run.metrics.metric))
+
+
+def _grades(chosen: Mapping[RowKey, Any], run: RunFiles) -> dict[RowKey, JsonDict]:
+    lines = read_lines(run.folder / "grades.jsonl", ("id", "sample", "grades"))
+    keyed = ((RowKey(run.metrics.dataset, line["id"], line["sample"]), line) for line in lines)
+    return {key: line for key, line in keyed if key in chosen}
+
+
+def _describe(row: JsonDict, line: JsonDict, columns: Sequence[str]) -> None:
+    """Fill in what belongs to the row, from the first answer to it."""
+    values = {**line["row"], "reference": line["reference"]}
+    row["slices"] = {column: slice_key(values[column]) for column in columns if column in values}
+    row["fields"] = {name: as_text(value) for name, value in line["row"].items()}
+    row["reference"] = None if line["reference"] is None else as_text(line["reference"])
+    row["title"] = _preview(line["row"], line["messages"])
+
+
+def _preview(fields: Mapping[str, Any], messages: Iterable[Mapping[str, str]]) -> str:
+    columns = [fields[name] for name in QUESTION_COLUMNS if isinstance(fields.get(name), str)]
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    text = " ".join((columns[:1] or asked[-1:] or [""])[0].split())
+    return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
+
+
+def _answer(number: int, row: JsonDict, line: JsonDict, graded: JsonDict, metric: str | None) -> JsonDict:
+    prompt = [[message["role"], message["content"]] for message in line["messages"]]
+    if prompt not in row["prompts"]:
+        row["prompts"].append(prompt)
+    grades = graded.get("grades", {})
+    return {
+        "run": number,
+        "prompt": row["prompts"].index(prompt),
+        "text": line["text"],
+        "truncated": line["finish_reason"] == "length",
+        "invalid": graded.get("invalid"),
+        "wrong": metric is not None and grades.get(metric) is False,
+        "grades": grades,
+        "cut": line.get("prompt_cut_tokens", 0),
+        "tokens": [line.get("prompt_tokens"), line.get("completion_tokens")],
+    }
+
+
+def _add_verdicts(chosen: dict[RowKey, JsonDict], number: int, judge: JudgeFiles, datasets: Mapping[str, str]) -> Swaps:
+    """Attach a judge target's verdicts to their rows, and count over all of them what a swap changed."""
+    pairwise = judge.metrics.kind == "pairwise"
+    needed = ("id", "sample", "orders", "winner") if pairwise else ("id", "sample", "run", "verdict")
+    dataset = datasets.get(judge.metrics.runs[0]) if judge.metrics.runs else None
+    swaps = Swaps()
+    for line in read_lines(judge.folder / "verdicts.jsonl", needed):
+        row = chosen.get(RowKey(dataset, line["id"], line["sample"])) if dataset is not None else None
+        if row is not None:
+            row["verdicts"].append(_pairwise(number, line) if pairwise else _pointwise(number, line))
+        if pairwise:
+            swaps = _counted(swaps, line["orders"], judge.metrics.top_label)
+    return swaps
+
+
+def _counted(swaps: Swaps, orders: Sequence[JsonDict], top_label: str | None) -> Swaps:
+    labels = [order.get("label") for order in orders]
+    if len(labels) != 2 or None in labels:
+        return swaps
+    same = labels[0] == labels[1]
+    return Swaps(swaps.pairs + 1, swaps.same_label + same, swaps.top_label_twice + (same and labels[0] == top_label))
+
+
+def _pointwise(number: int, line: JsonDict) -> JsonDict:
+    state = line["verdict"] or ("no_answer" if line.get("reason") == "no_answer" else "unreadable")
+    asked = {name: line.get(name) for name in ("label", "reason", "raw", "truncated")}
+    return {"judge": number, "run": line["run"], "state": state, "disagree": False, "orders": [asked]}
+
+
+def _pairwise(number: int, line: JsonDict) -> JsonDict:
+    reason, winner = line.get("reason"), line["winner"]
+    won = {"tie": "tie", None: "no_answer" if reason == "no_answer" else "unreadable"}.get(winner, f"win:{winner}")
+    names = ("first", "second", "label", "choice", "reason", "raw", "truncated")
+    return {
+        "judge": number,
+        "run": None,
+        "state": won,
+        "disagree": reason == "orders_disagree",
+        "identical": reason == "identical",
+        "orders": [{name: order.get(name) for name in names} for order in line["orders"]],
+    }

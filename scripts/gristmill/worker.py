@@ -1,0 +1,211 @@
+"""One worker: a shard's requests in, its part out, the model loaded only for what the journal does not know.
+
+The order matters and is the same for every engine: read the shard, look into the journal, and only if something is left
+take a lease, load the model, and write each outcome to the journal before anything else is done with it. The part is
+written last, whole, in the shard's order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill import gpus, journal, lease, locks
+from gristmill.codec import completion_to_json, request_from_json
+from gristmill.config.schema import GpusConfig, ModelConfig
+from gristmill.engines import context_limit, open_engine
+from gristmill.engines.overflow import overflows
+from gristmill.errors import UserError, some
+from gristmill.files import read_jsonl, write_jsonl
+from gristmill.keys import model_identity, request_key
+from gristmill.progress import Progress, log
+from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one worker is to do, and where."""
+
+    unit: str
+    name: str
+    requests: Path
+    journal: Path
+    part: Path
+
+
+class Interrupted(BaseException):
+    """SIGTERM or SIGINT came; `signum` says which.
+
+    Like KeyboardInterrupt no Exception, so that no library takes it for a failure of its own and goes on.
+    """
+
+    def __init__(self, signum: int) -> None:
+        """Keep the signal for the exit status."""
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusConfig, threads: int) -> None:
+    """Make a shard's part.
+
+    Raises:
+        UserError: rows failed, or no group of GPUs was to be had.
+        Interrupted: a signal came; what was done is in the journal.
+    """
+    requests = keyed_requests(shard.requests, model, weights)
+    with interruptible(), locks.held(_lock_path(shard), f"{shard.unit} {shard.name}", config.wait_minutes * 60, log):
+        known = journal.read_known(shard.journal, set(requests), log)
+        missing = {key: request for key, request in requests.items() if key not in known}
+        counts = f"{len(requests)} requests, {len(known)} in the journal, {len(missing)} to answer"
+        log(f"{shard.unit} {shard.name}: {counts}")
+        failures: list[Failure] = []
+        if missing:
+            failures = _answer(shard, missing, known, model, weights, config, threads)
+        if failures:
+            raise UserError(_failure_message(shard, failures))
+    write_jsonl(shard.part, ({"key": key, **completion_to_json(known[key])} for key in requests))
+
+
+def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict) -> dict[str, Request]:
+    """A shard file's requests by key, in the file's order."""
+    identity = model_identity(model, weights["weights_hash"])
+    limit = context_limit(model, weights)
+    found: dict[str, Request] = {}
+    for line in read_jsonl(path):
+        request = request_from_json(line)
+        found[request_key(request, identity, model, overflows(request, line["prompt_tokens"], limit))] = request
+    return found
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into Interrupted, so that the journal is closed and the lease given back."""
+
+    def stop(signum: int, _frame: object) -> None:
+        raise Interrupted(signum)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _answer(
+    shard: Shard,
+    missing: dict[str, Request],
+    known: dict[str, Completion],
+    model: ModelConfig,
+    weights: JsonDict,
+    config: GpusConfig,
+    threads: int,
+) -> list[Failure]:
+    """Ask the model for what is missing; completions go to the journal and into `known`."""
+    with _devices(shard, model, config) as devices:
+        start = time.monotonic()
+        engine, why = _open(model, weights, bool(devices), threads)
+        load_s = time.monotonic() - start
+        log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
+        try:
+            return _journal_outcomes(shard, engine, why, devices, load_s, missing, known)
+        finally:
+            engine.close()
+
+
+def _journal_outcomes(
+    shard: Shard,
+    engine: Engine,
+    why: str,
+    devices: list[Gpu],
+    load_s: float,
+    missing: dict[str, Request],
+    known: dict[str, Completion],
+) -> list[Failure]:
+    waiting = {request.rid: key for key, request in missing.items()}
+    failures: list[Failure] = []
+    progress = Progress(total=len(missing))
+    with journal.Segment(shard.journal, _worker_info(shard, engine, why, devices)) as segment, progress:
+        for outcome in engine.generate(list(missing.values())):
+            key = waiting.pop(outcome.rid, None)
+            if key is None:
+                raise RuntimeError(f"engine {engine.name} answered {outcome.rid}, which does not wait for an answer")
+            segment.append(key, outcome)
+            progress.add(outcome)
+            if isinstance(outcome, Completion):
+                known[key] = outcome
+            else:
+                failures.append(outcome)
+        segment.summarize(_summary(progress, load_s))
+    if waiting:
+        names = some([str(rid) for rid in waiting])
+        raise RuntimeError(f"engine {engine.name} answered {progress.done} of {len(missing)} requests, not {names}")
+    return failures
+
+
+@contextlib.contextmanager
+def _devices(shard: Shard, model: ModelConfig, config: GpusConfig) -> Iterator[list[Gpu]]:
+    """A lease on the model's group; an empty list on a machine without a GPU, and for an engine that needs none."""
+    there = [] if model.engine == "echo" else gpus.usable(gpus.inventory(), os.environ, config.devices)
+    if not there and model.engine != "echo" and config.devices != "auto":
+        raise UserError(f"gpus.devices is {config.devices}, but no such GPU may be used on this host; set it to auto")
+    if not there:
+        yield []
+        return
+    purpose = f"{shard.unit} {shard.name}"
+    with lease.leased(there, model.gpus_per_model, purpose, config.wait_minutes * 60, log) as devices:
+        log(f"lease on {_device_names(devices)}")
+        yield devices
+
+
+def _open(model: ModelConfig, weights: JsonDict, on_gpu: bool, threads: int) -> tuple[Engine, str]:
+    if model.engine != "echo":
+        folder = Path(weights["folder"])
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} with the weights of {weights['name']} is gone; snakemake --forcerun prepare_model"
+            )
+        import torch
+
+        torch.set_num_threads(threads)
+    return open_engine(model, weights, on_gpu, log)
+
+
+def _worker_info(shard: Shard, engine: Engine, why: str, devices: list[Gpu]) -> JsonDict:
+    info: JsonDict = {"unit": shard.unit, "shard": shard.name, "engine": engine.name, "why": why}
+    info["devices"] = [asdict(gpu) for gpu in devices]
+    for name in ("device_map", "dtype"):
+        info[name] = getattr(engine, name, None)
+    return info
+
+
+def _summary(progress: Progress, load_s: float) -> dict[str, Any]:
+    seconds = progress.elapsed_s
+    return {
+        "load_seconds": round(load_s, 3),
+        "generate_seconds": round(seconds, 3),
+        "prompt_tokens": progress.prompt_tokens,
+        "completion_tokens": progress.completion_tokens,
+        "tokens_per_second": round(progress.completion_tokens / seconds, 2) if seconds else None,
+        "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _failure_message(shard: Shard, failures: list[Failure]) -> str:
+    names = some([f"{failure.rid} ({failure.reason})" for failure in failures])
+    return f"{shard.unit} {shard.name}: {len(failures)} rows failed: {names}; run again to retry only these"
+
+
+def _lock_path(shard: Shard) -> Path:
+    shard.journal.mkdir(parents=True, exist_ok=True)
+    return shard.journal / f"{shard.name}.lock"
+
+
+def _device_names(devices: list[Gpu]) -> str:
+    return ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in devices) or "the CPU"

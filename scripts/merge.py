@@ -1,0 +1,42 @@
+"""Join the workers' parts into generations.jsonl, proving that every request is answered once; then the manifest.
+
+    python scripts/merge.py --spec "$SPEC" --weights results/models/smollm2.json --unit runs/direct \
+        --requests results/runs/direct/requests.jsonl --parts results/runs/direct/parts/4/*.jsonl \
+        --journal results/runs/direct/journal --generations results/runs/direct/generations.jsonl \
+        --manifest results/runs/direct/manifest.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gristmill.config.specs import ModelSpec, decode
+from gristmill.errors import run_main
+from gristmill.files import read_json, read_jsonl, write_json, write_jsonl
+from gristmill.manifest import Tally, manifest
+from gristmill.merging import merged
+from gristmill.progress import log
+
+
+def main() -> None:
+    """Parts in, one file out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--weights", required=True, type=Path)
+    parser.add_argument("--unit", required=True)
+    parser.add_argument("--requests", required=True, type=Path)
+    parser.add_argument("--parts", required=True, type=Path, nargs="+")
+    parser.add_argument("--journal", required=True, type=Path)
+    parser.add_argument("--generations", required=True, type=Path)
+    parser.add_argument("--manifest", required=True, type=Path)
+    args = parser.parse_args()
+    tally = Tally()
+    count = write_jsonl(args.generations, tally.through(merged(read_jsonl(args.requests), args.parts)))
+    spec = decode(ModelSpec, args.spec)
+    write_json(args.manifest, manifest(args.unit, spec, read_json(args.weights), tally, args.journal))
+    log(f"{count} answers from {len(args.parts)} parts")
+
+
+if __name__ == "__main__":
+    run_main(main)

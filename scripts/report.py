@@ -1,0 +1,52 @@
+"""Write the report: one HTML file with scores, judges and how far to trust them, every answer, and provenance.
+
+    python scripts/report.py --spec "$SPEC" \
+        --run direct=results/runs/direct --run worked=results/runs/worked \
+        --judge referee/direct=results/judges/referee/direct \
+        --judge arena/direct_vs_worked=results/judges/arena/direct_vs_worked \
+        --out results/report.html
+
+SPEC is the JSON of gristmill.config.specs.ReportSpec, at the least '{"title": "my report", "max_rows": 2000}'. Only the
+folders given are read: generations.jsonl, grades.jsonl, metrics.json and manifest.json of a run, and verdicts.jsonl,
+metrics.json and manifest.json of a judge target (docs/outputs.md). Needs no GPU; the same files give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gristmill.config.specs import ReportSpec, decode
+from gristmill.errors import UserError, run_main
+from gristmill.report.render import write_report
+
+
+def main() -> None:
+    """Folders in, one page out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--run", action="append", default=[], metavar="NAME=FOLDER", required=True)
+    parser.add_argument("--judge", action="append", default=[], metavar="JUDGE/TARGET=FOLDER")
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    runs, judges = folders("--run", args.run), folders("--judge", args.judge)
+    size = write_report(decode(ReportSpec, args.spec), runs, judges, args.out)
+    print(f"{args.out}: {len(runs)} runs, {len(judges)} judge targets, {size / 1e6:.2f} MB")
+
+
+def folders(flag: str, pairs: Sequence[str]) -> dict[str, Path]:
+    """`NAME=FOLDER` arguments as a mapping in their order."""
+    found: dict[str, Path] = {}
+    for pair in pairs:
+        name, equals, folder = pair.partition("=")
+        if not (name and equals and folder):
+            raise UserError(f"{flag} {pair} is not NAME=FOLDER")
+        if name in found:
+            raise UserError(f"{flag} {name} is given twice; give each name once")
+        found[name] = Path(folder)
+    return found
+
+
+if __name__ == "__main__":
+    run_main(main)

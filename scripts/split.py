@@ -1,0 +1,36 @@
+"""Split requests.jsonl into one file a worker, balanced in number and in length.
+
+    python scripts/split.py --spec "$SPEC" --weights results/models/smollm2.json \
+        --requests results/runs/direct/requests.jsonl --shards 4 --out results/runs/direct/shards/4
+
+SPEC is the JSON of gristmill.config.specs.ModelSpec. Prompts that do not fit the model's context stop it here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gristmill.config.specs import ModelSpec, decode
+from gristmill.errors import run_main
+from gristmill.files import read_json
+from gristmill.progress import log
+from gristmill.splitting import split
+
+
+def main() -> None:
+    """Requests in, shards out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--weights", required=True, type=Path)
+    parser.add_argument("--requests", required=True, type=Path)
+    parser.add_argument("--shards", required=True, type=int)
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    spec = decode(ModelSpec, args.spec)
+    counts = split(args.requests, args.out, args.shards, spec.model, read_json(args.weights))
+    log(f"{sum(counts)} requests in {len(counts)} shards of {min(counts)} to {max(counts)}")
+
+
+if __name__ == "__main__":
+    run_main(main)

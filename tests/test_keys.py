@@ -1,0 +1,231 @@
+"""Facts about keys: what changes an answer changes the key, and nothing else does."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gristmill import keys
+from gristmill.config.schema import ModelConfig
+from gristmill.files import write_jsonl
+from gristmill.keys import code_digest, model_identity, request_key, row_seed
+from gristmill.types import Request, Sampling
+from gristmill.worker import keyed_requests
+
+SAMPLING = Sampling(max_new_tokens=8, temperature=0.5, top_p=0.9, top_k=5, repetition_penalty=1.1, stop=("x",), seed=1)
+REQUEST = Request("row-1", 0, "", ({"role": "user", "content": "Why?"},), SAMPLING)
+MODEL = ModelConfig(source="org/model")
+
+
+def key(
+    request: Request = REQUEST, model: ModelConfig = MODEL, weights_hash: str = "abc", overflows: bool = False
+) -> str:
+    return request_key(request, model_identity(model, weights_hash), model, overflows)
+
+
+def test_a_key_is_32_hex_digits_and_stays_the_same() -> None:
+    assert len(key()) == 32
+    assert set(key()) <= set("0123456789abcdef")
+    assert key() == key(replace(REQUEST), MODEL.model_copy())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_new_tokens": 9},
+        {"temperature": 0.6},
+        {"top_p": 0.8},
+        {"top_k": 6},
+        {"repetition_penalty": 1.2},
+        {"stop": ("y",)},
+        {"stop": ("x", "y")},
+        {"stop": ()},
+        {"seed": 2},
+    ],
+    ids=str,
+)
+def test_each_sampling_setting_changes_the_key(change: dict[str, Any]) -> None:
+    assert key(replace(REQUEST, sampling=replace(SAMPLING, **change))) != key()
+
+
+def test_every_sampling_setting_is_tried_above() -> None:
+    tried = {"max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop", "seed"}
+    assert set(Sampling.__dataclass_fields__) == tried
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "row-2"},
+        {"sample": 1},
+        {"variant": "second_first"},
+        {"messages": ({"role": "user", "content": "Why? "},)},
+        {"messages": ({"role": "system", "content": "Why?"},)},
+        {"messages": ({"role": "user", "content": "Wh"}, {"role": "user", "content": "y?"})},
+    ],
+    ids=str,
+)
+def test_row_sample_variant_and_messages_change_the_key(change: dict[str, Any]) -> None:
+    assert key(replace(REQUEST, **change)) != key()
+
+
+@pytest.mark.parametrize("change", [{"dtype": "float16"}, {"quantization": "8bit"}, {"quantization": "4bit"}], ids=str)
+def test_dtype_and_quantization_change_the_key(change: dict[str, Any]) -> None:
+    assert key(model=MODEL.model_copy(update=change)) != key()
+
+
+def test_the_weights_change_the_key() -> None:
+    assert key(weights_hash="abd") != key()
+
+
+def test_the_generation_version_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key()
+    monkeypatch.setattr(keys, "GENERATION_VERSION", keys.GENERATION_VERSION + 1)
+    assert key() != before
+
+
+def test_a_templates_text_changes_the_key_and_its_name_does_not(tmp_path: Path) -> None:
+    texts = {"a.jinja": "{{ messages }}", "b.jinja": "{{ messages }}", "c.jinja": "{{ messages }} "}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    a, b, c = (key(model=MODEL.model_copy(update={"chat_template": str(tmp_path / name)})) for name in texts)
+    assert a == b
+    assert len({a, c, key()}) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "other/place"},
+        {"revision": "main"},
+        {"gpus_per_model": 4},
+        {"device_map": "balanced"},
+        {"engine": "static"},
+        {"attention": "sdpa"},
+        {"max_batch_rows": 1},
+        {"allow_offload": True},
+        {"allow_pickle": True},
+        {"trust_remote_code": True},
+        {"on_overflow": "skip"},
+        {"context_tokens": 100},
+    ],
+    ids=str,
+)
+def test_where_and_how_a_model_runs_does_not_change_the_key(change: dict[str, Any]) -> None:
+    assert key(model=MODEL.model_copy(update=change)) == key()
+
+
+def test_the_overflow_policy_counts_only_for_a_prompt_that_does_not_fit() -> None:
+    policies = [MODEL.model_copy(update={"on_overflow": name}) for name in ("truncate_left", "truncate_middle", "skip")]
+    assert len({key(model=model) for model in policies}) == 1
+    assert len({key(model=model, overflows=True) for model in policies} | {key()}) == 4
+
+
+def test_the_context_counts_only_for_a_prompt_that_does_not_fit() -> None:
+    contexts = [MODEL.model_copy(update={"on_overflow": "skip", "context_tokens": size}) for size in (50, 60)]
+    assert len({key(model=model) for model in contexts}) == 1
+    assert len({key(model=model, overflows=True) for model in contexts}) == 2
+
+
+def shard_line(content: str, prompt_tokens: int) -> dict[str, Any]:
+    sampling = {"max_new_tokens": 4, "stop": [], "seed": 0}
+    messages = [{"role": "user", "content": content}]
+    return {
+        "id": content, "sample": 0, "variant": "", "messages": messages, "sampling": sampling,
+        "prompt_tokens": prompt_tokens,
+    }  # fmt: skip
+
+
+def test_a_shards_keys_ignore_the_models_name_and_folder(tmp_path: Path) -> None:
+    shards = [tmp_path / "1-of-2.jsonl", tmp_path / "3-of-9.jsonl"]
+    for path in shards:
+        write_jsonl(path, [shard_line("a", 1), shard_line("b", 1)])
+    here = {"name": "a", "folder": "/here", "weights_hash": "abc", "context_tokens": 10}
+    there = here | {"name": "b", "folder": "/there"}
+    assert list(keyed_requests(shards[0], MODEL, here)) == list(keyed_requests(shards[1], MODEL, there))
+
+
+def test_a_new_overflow_policy_asks_only_the_prompts_that_do_not_fit(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "1-of-1.jsonl", [shard_line("fits", 6), shard_line("does not", 7)])
+    weights = {"weights_hash": "abc", "context_tokens": 10}
+    by_policy: list[dict[str, str]] = []
+    for policy in ("skip", "truncate_left"):
+        model = MODEL.model_copy(update={"on_overflow": policy})
+        found = keyed_requests(tmp_path / "1-of-1.jsonl", model, weights)
+        by_policy.append({request.id: name for name, request in found.items()})
+    assert by_policy[0]["fits"] == by_policy[1]["fits"]
+    assert by_policy[0]["does not"] != by_policy[1]["does not"]
+
+
+# ---- seeds
+
+
+def test_a_rows_seed_is_pinned() -> None:
+    assert row_seed(REQUEST) == 8_919_724_151_934_432_958
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"id": "row-2"}, {"sample": 1}, {"variant": "v"}, {"sampling": replace(SAMPLING, seed=2)}],
+    ids=["id", "sample", "variant", "seed"],
+)
+def test_every_row_sample_variant_and_seed_draws_from_its_own_stream(change: dict[str, Any]) -> None:
+    assert row_seed(replace(REQUEST, **change)) != row_seed(REQUEST)
+
+
+def test_a_rows_seed_does_not_depend_on_the_prompt_or_the_temperature() -> None:
+    other = replace(REQUEST, messages=(), sampling=replace(SAMPLING, temperature=1.0, max_new_tokens=1))
+    assert row_seed(other) == row_seed(REQUEST)
+
+
+def test_seeds_of_many_rows_are_63_bit_and_all_different() -> None:
+    requests = [replace(REQUEST, id=str(row), sample=sample) for row in range(500) for sample in range(4)]
+    seeds = {row_seed(request) for request in requests}
+    assert len(seeds) == len(requests)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert max(seeds) > 2**62
+
+
+def test_a_row_id_with_a_lone_surrogate_has_a_key_and_a_seed() -> None:
+    odd = replace(REQUEST, id="\ud800")
+    assert key(odd) != key()
+    assert row_seed(odd) != row_seed(REQUEST)
+
+
+# ---- code
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """A library of two modules and a package in place of the real one."""
+    monkeypatch.setattr(keys, "__file__", str(tmp_path / "keys.py"))
+    (tmp_path / "package" / "__pycache__").mkdir(parents=True)
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).write_text(text)
+
+    for name in ("one.py", "two.py", "package/__init__.py", "package/page.html"):
+        write(name, "")
+    return write
+
+
+def test_a_code_digest_follows_the_named_modules_only(library: Callable[[str, str], None]) -> None:
+    before = code_digest("one", "package")
+    library("two.py", "changed")
+    library("package/__pycache__/one.pyc", "changed")
+    assert code_digest("one", "package") == before
+    library("package/page.html", "changed")
+    assert code_digest("one", "package") != before
+
+
+def test_a_code_digest_finds_a_module_inside_a_package(library: Callable[[str, str], None]) -> None:
+    library("package/inner.py", "a")
+    before = code_digest("package.inner")
+    library("package/inner.py", "b")
+    assert code_digest("package.inner") != before
+
+
+def test_a_code_digest_of_a_module_that_is_gone_is_an_error(library: Callable[[str, str], None]) -> None:
+    with pytest.raises(FileNotFoundError, match="renamed"):
+        code_digest("one", "renamed")
