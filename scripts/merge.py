@@ -34,7 +34,9 @@ def main() -> None:
     tally = Tally()
     count = write_jsonl(args.generations, tally.through(merged(read_jsonl(args.requests), args.parts)))
     spec = decode(ModelSpec, args.spec)
-    write_json(args.manifest, manifest(args.unit, spec, read_json(args.weights), tally, args.journal))
+    first = next(read_jsonl(args.requests), None)
+    described = manifest(args.unit, spec, read_json(args.weights), tally, args.journal)
+    write_json(args.manifest, {**described, "sampling": first and first["sampling"]})
     log(f"{count} answers from {len(args.parts)} parts")
 
 

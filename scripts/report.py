@@ -1,9 +1,9 @@
 """Write the report: one HTML file with scores, judges and how far to trust them, every answer, and provenance.
 
-    python scripts/report.py --spec "$SPEC" \
-        --run direct=results/runs/direct --run worked=results/runs/worked \
-        --judge referee/direct=results/judges/referee/direct \
-        --judge arena/direct_vs_worked=results/judges/arena/direct_vs_worked \
+    python scripts/report.py --spec "$SPEC" \\
+        --run direct=results/runs/direct --run worked=results/runs/worked \\
+        --judge referee/direct=results/judges/referee/direct \\
+        --judge arena/direct_vs_worked=results/judges/arena/direct_vs_worked \\
         --out results/report.html
 
 SPEC is the JSON of gristmill.config.specs.ReportSpec, at the least '{"title": "my report", "max_rows": 2000}'. Only the

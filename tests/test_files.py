@@ -1,5 +1,6 @@
 """Facts about writing and reading files: whole or not at all, and every JSON value as it was."""
 
+import itertools
 import json
 import os
 import signal
@@ -9,22 +10,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gristmill import files
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gristmill import files
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def has_pair(text: str) -> bool:
     """A high and a low surrogate side by side: JSON can only write them as the one character they spell."""
-    return any("\ud800" <= high <= "\udbff" and "\udc00" <= low <= "\udfff" for high, low in zip(text, text[1:]))
+    return any("\ud800" <= high <= "\udbff" and "\udc00" <= low <= "\udfff" for high, low in itertools.pairwise(text))
 
 
 TEXTS = st.text(st.characters()).filter(lambda text: not has_pair(text))  # lone surrogates included
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=8)
-ODD_TEXTS = ["", "a\nb", "\r\n", "\u2028\u2029\x85\x0b\x0c\x1c", "\x00", '"\\', "é中😀", "\ud800", "x\udfff y", "\ufeff"]
+ODD_TEXTS = [
+    "",
+    "a\nb",
+    "\r\n",
+    "\u2028\u2029\x85\x0b\x0c\x1c",
+    "\x00",
+    '"\\',
+    "é中😀",
+    "\ud800",
+    "x\udfff y",
+    "\ufeff",
+]
 
 
 def same(left: Any, right: Any) -> bool:
@@ -100,9 +113,14 @@ def test_canonical_bytes_tell_text_from_number_and_list_from_text() -> None:
 def test_a_crash_in_the_block_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     files.write_bytes(path, b"old")
-    with pytest.raises(RuntimeError, match="boom"), files.atomic_writer(path) as handle:
-        handle.write(b"new" * 100_000)
-        raise RuntimeError("boom")
+
+    def crash() -> None:
+        with files.atomic_writer(path) as handle:
+            handle.write(b"new" * 100_000)
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        crash()
     assert path.read_bytes() == b"old"
     assert [found.name for found in tmp_path.iterdir()] == ["a.txt"]
 

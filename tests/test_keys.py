@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gristmill import keys
 from gristmill.config.schema import ModelConfig
 from gristmill.files import write_jsonl

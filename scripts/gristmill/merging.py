@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from gristmill.errors import UserError, some
 from gristmill.files import read_jsonl
@@ -38,6 +39,7 @@ def merged(requests: Iterable[JsonDict], parts: Sequence[Path]) -> Iterator[Json
 
 
 _REMEDY = "remove the parts folder and run again (the journal keeps the answers)"
+_END: Any = object()
 _ANSWER_COLUMNS = (
     "text",
     "finish_reason",
@@ -61,9 +63,9 @@ class _Head:
 
     def advance(self) -> None:
         try:
-            line = next(self._lines, None)
-            self.rid = None if line is None else _rid(line)
-            self.answer = {} if line is None else {name: line[name] for name in _ANSWER_COLUMNS}
+            line = next(self._lines, _END)
+            self.rid = None if line is _END else _rid(line)
+            self.answer = {} if line is _END else {name: line[name] for name in _ANSWER_COLUMNS}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}") from error
 

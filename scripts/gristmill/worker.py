@@ -151,8 +151,8 @@ def _journal_outcomes(
 
 @contextlib.contextmanager
 def _devices(shard: Shard, model: ModelConfig, config: GpusConfig) -> Iterator[list[Gpu]]:
-    """A lease on the model's group; an empty list on a machine without a GPU, and for an engine that needs none."""
-    there = [] if model.engine == "echo" else gpus.usable(gpus.inventory(), os.environ, config.devices)
+    """A lease on the model's group, also for the echo engine, which stands in for a real one; nothing without a GPU."""
+    there = gpus.usable(gpus.inventory(), os.environ, config.devices)
     if not there and model.engine != "echo" and config.devices != "auto":
         raise UserError(f"gpus.devices is {config.devices}, but no such GPU may be used on this host; set it to auto")
     if not there:

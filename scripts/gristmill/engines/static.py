@@ -108,9 +108,7 @@ class StaticEngine:
                 self._release_memory()
                 if len(batch) > 1:
                     self._max_rows = len(batch) // 2
-                    self._log(
-                        f"out of memory with {len(batch)} rows of {batch[0].tokens} tokens; now {self._max_rows} at once"
-                    )
+                    self._log(f"out of memory with {len(batch)} rows of {batch[0].tokens} tokens; going on with fewer")
                     continue
                 outcomes = [_out_of_memory(batch[0])]
             yield from outcomes

@@ -121,6 +121,7 @@ class Manifest(InputFile):
     spec: JsonDict = {}
     weights: JsonDict = {}
     seed: int | None = None
+    requests: int | None = None
     completions: int | None = None
     from_journal: int | None = None
     generated: int | None = None

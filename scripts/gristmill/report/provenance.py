@@ -42,6 +42,8 @@ class Unit:
     kind: str
     manifest: Manifest
     sampling: SamplingConfig | None
+    seed: int | None
+    answers: int | None
     model: str
     source: str
     weights_hash: str
@@ -76,6 +78,8 @@ def _unit(name: str, kind: str, model: str, manifest: Manifest, sampling: Sampli
         kind=kind,
         manifest=manifest,
         sampling=sampling,
+        seed=sampling.seed if manifest.seed is None and sampling else manifest.seed,
+        answers=manifest.requests if manifest.completions is None else manifest.completions,
         model=model,
         source=_source(manifest),
         weights_hash=as_text(manifest.weights.get("weights_hash") or NONE),

@@ -165,7 +165,7 @@ def _label_words(metrics: JudgeMetrics, bars: ReliabilityBar, swaps: Swaps) -> l
     if label is None or share is None or (share <= bars.max_label_share and share < 1):
         return []
     times = f"{count(metrics.label_counts.get(label))} of {count(readable(metrics))}"
-    wrote = f"The judge wrote {label} in {times} verdicts"
+    wrote = f"The judge wrote {label} in {times} {'readable ' if metrics.unreadable else ''}verdicts"
     if not swaps.pairs:
         return [wrote + "."]
     always = swaps.top_label_twice == swaps.pairs

@@ -1,0 +1,248 @@
+"""Facts about the journal: what a kill may cost, what is believed, and what is set aside."""
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.files import dumps
+from gristmill.journal import Segment, read_known, workers
+from gristmill.types import Completion, Failure, Outcome
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+TEXT = 'line\nend \u2028 \ud800 é 😀 {"key":"x"}'
+
+
+def key_of(number: int) -> str:
+    return f"{number:032x}"
+
+
+def completion(number: int, text: str = TEXT) -> Completion:
+    return Completion(f"r{number}", 0, "", text, "stop", 3, 2, 0.25)
+
+
+def failure(number: int) -> Failure:
+    return Failure(f"r{number}", 0, "", "out_of_memory", "no room")
+
+
+def write(folder: Path, records: Iterable[tuple[int, Outcome]], summary: dict[str, Any] | None = None) -> Path:
+    """One segment with these records; its path."""
+    before = set(folder.glob("*.jsonl"))
+    with Segment(folder, {"unit": "runs/a", "shard": "1-of-1"}) as segment:
+        for number, outcome in records:
+            segment.append(key_of(number), outcome)
+        if summary is not None:
+            segment.summarize(summary)
+    (path,) = set(folder.glob("*.jsonl")) - before
+    return path
+
+
+def named(path: Path, name: str) -> Path:
+    """The segment under a name that decides which is read first."""
+    return path.rename(path.with_name(name))
+
+
+def known(folder: Path, numbers: Iterable[int] = range(100), log: list[str] | None = None) -> dict[int, Completion]:
+    said: list[str] = []
+    found = read_known(folder, {key_of(number) for number in numbers}, said.append)
+    if log is None:
+        assert said == []
+    else:
+        log += said
+    return {int(key, 16): completion for key, completion in found.items()}
+
+
+# ---- writing and reading
+
+
+def test_what_was_written_is_read_back_as_it_was(tmp_path: Path) -> None:
+    skipped = Completion("r2", 1, "second_first", None, "skipped", 9, 0, 0.0, prompt_cut_tokens=4)
+    write(tmp_path, [(1, completion(1)), (2, skipped)])
+    assert known(tmp_path) == {1: completion(1), 2: skipped}
+
+
+def test_a_record_is_with_the_operating_system_before_append_returns(tmp_path: Path) -> None:
+    with Segment(tmp_path, {}) as segment:
+        for number in range(3):
+            segment.append(key_of(number), completion(number))
+            assert set(known(tmp_path)) == set(range(number + 1))
+
+
+def test_failures_never_count(tmp_path: Path) -> None:
+    write(tmp_path, [(1, failure(1)), (2, completion(2)), (3, failure(3))])
+    write(tmp_path, [(3, completion(3))])
+    assert set(known(tmp_path)) == {2, 3}
+
+
+def test_only_wanted_keys_are_read(tmp_path: Path) -> None:
+    write(tmp_path, [(number, completion(number)) for number in range(5)])
+    assert set(known(tmp_path, [1, 3, 77])) == {1, 3}
+    assert known(tmp_path, []) == {}
+
+
+def test_an_answer_is_found_whichever_segment_has_it(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path, [(number, completion(number))])
+    assert set(known(tmp_path)) == {0, 1, 2}
+
+
+def test_the_first_answer_wins(tmp_path: Path) -> None:
+    named(write(tmp_path, [(1, completion(1, "second"))]), "b.jsonl")
+    named(write(tmp_path, [(1, completion(1, "first")), (1, completion(1, "again"))]), "a.jsonl")
+    assert known(tmp_path)[1].text == "first"
+
+
+def test_a_journal_that_is_not_there_knows_nothing(tmp_path: Path) -> None:
+    assert known(tmp_path / "journal") == {}
+    assert workers(tmp_path / "journal", {key_of(1)}) == []
+
+
+def test_a_job_without_a_record_leaves_no_segment(tmp_path: Path) -> None:
+    with Segment(tmp_path / "journal", {}) as segment:
+        segment.summarize({"load_seconds": 1})
+        segment.sync()
+    assert not (tmp_path / "journal").exists()
+
+
+def test_two_jobs_of_one_second_write_two_segments(tmp_path: Path) -> None:
+    with Segment(tmp_path, {}) as one, Segment(tmp_path, {}) as other:
+        one.append(key_of(1), completion(1))
+        other.append(key_of(2), completion(2))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert set(known(tmp_path)) == {1, 2}
+
+
+# ---- kills and torn ends
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from gristmill.journal import Segment
+from gristmill.types import Completion
+with Segment(Path(sys.argv[1]), {}) as segment:
+    for number in range(1_000_000):
+        segment.append(f"{number:032x}", Completion(f"r{number}", 0, "", "word " * (number % 3000), "stop", 1, 1, 0.1))
+        print(number, flush=True)
+"""
+
+
+def test_a_killed_writer_costs_nothing_that_was_appended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(SCRIPTS)}) as writer:
+        assert writer.stdout is not None
+        while writer.stdout.readline().strip() != "300":
+            assert writer.poll() is None
+        reading = known(tmp_path, range(10_000))  # while the other process writes
+        writer.kill()
+        appended = [int(line) for line in writer.stdout]
+    assert set(range(301)) <= set(reading)
+    found = known(tmp_path, range(1_000_000))
+    last = max(appended, default=300)
+    assert set(range(last + 1)) <= set(found)
+    assert len(found) <= last + 2  # the one record that was written and not yet told
+    assert all(answer.text == "word " * (number % 3000) for number, answer in found.items())
+
+
+def test_a_segment_cut_at_any_byte_loses_only_the_record_that_was_cut(tmp_path: Path) -> None:
+    path = write(tmp_path, [(1, completion(1)), (2, failure(2)), (3, completion(3))], {"load_seconds": 1})
+    data = path.read_bytes()
+    ends = [place + 1 for place, byte in enumerate(data) if byte == ord("\n")]
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        whole = sum(end <= cut for end in ends)  # lines: header, r1, r2 failed, r3, summary
+        assert set(known(tmp_path)) == {number for number, line in ((1, 2), (3, 4)) if line <= whole}
+        assert sum(worker["rows"] for worker in workers(tmp_path, {key_of(1), key_of(2), key_of(3)})) == len(
+            known(tmp_path)
+        )
+
+
+def test_an_empty_file_is_a_segment_without_records(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    assert known(tmp_path) == {}
+    assert (tmp_path / "a.jsonl").exists()
+
+
+# ---- segments that cannot be trusted
+
+
+BROKEN = {
+    "a foreign header": (0, b'{"hello":1}\n', "its format is None, not 1"),
+    "a later format": (0, b'{"gristmill_journal":2}\n', "its format is 2, not 1"),
+    "a header that is no object": (0, b"[1]\n", "it has no journal header"),
+    "a header that is no JSON": (0, b"hello\n", "it has no journal header"),
+    "a line that is no record": (2, b"hello\n", "line 3 is not a record"),
+    "an empty line": (2, b"\n", "line 3 is not a record"),
+    "a short key": (2, b'{"key":"0","completion":{}}\n', "line 3 is not a record"),
+    "a record cut in the middle": (
+        2,
+        dumps({"key": key_of(2), "completion": {}})[:-1] + b"\n",
+        "line 3 cannot be read",
+    ),
+    "a record that is no completion": (2, b'{"key":"%s","completion":7}\n' % key_of(2).encode(), "(TypeError)"),
+    "a record without columns": (2, b'{"key":"%s","completion":{}}\n' % key_of(2).encode(), "(KeyError)"),
+    "zeros from a power cut": (2, b"\0" * 99 + b"\n", "line 3 is not a record"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_segment_is_set_aside_and_named_and_the_others_are_used(tmp_path: Path, fault: str) -> None:
+    place, line, reason = BROKEN[fault]
+    bad = named(write(tmp_path, [(1, completion(1)), (2, completion(2)), (3, completion(3))]), "a.jsonl")
+    lines = bad.read_bytes().splitlines(keepends=True)
+    lines[place] = line
+    bad.write_bytes(b"".join(lines))
+    good = named(write(tmp_path, [(4, completion(4))]), "b.jsonl")
+    log: list[str] = []
+    assert set(known(tmp_path, log=log)) == {4}  # nothing of it is believed, not even what stands before the fault
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl.broken", good.name]
+    assert (tmp_path / "a.jsonl.broken").read_bytes() == b"".join(lines)
+    (said,) = log
+    assert said.startswith("journal segment a.jsonl is not used: ")
+    assert reason in said
+    assert said.endswith("kept as a.jsonl.broken")
+    assert set(known(tmp_path)) == {4}
+
+
+def test_a_segment_that_another_worker_has_just_set_aside_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, [(1, completion(1))])
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone")  # listed, and not there when it is opened
+    assert set(known(tmp_path)) == {1}
+
+
+def _known_in_a_child(folder: Path) -> set[int]:
+    return set(known(folder, log=[]))
+
+
+def test_workers_that_find_the_same_broken_segments_at_once_do_not_trip_over_each_other(tmp_path: Path) -> None:
+    for number in range(200):
+        (tmp_path / f"{number:03}.jsonl").write_bytes(b"hello\n")
+    write(tmp_path, [(1, completion(1))])
+    with get_context("fork").Pool(4) as pool:
+        assert pool.map(_known_in_a_child, [tmp_path] * 4, chunksize=1) == [{1}] * 4
+    assert len(list(tmp_path.glob("*.broken"))) == 200
+
+
+# ---- who made what
+
+
+def test_workers_names_each_contributing_segment_with_its_summary_and_rows(tmp_path: Path) -> None:
+    named(write(tmp_path, [(1, completion(1)), (2, completion(2))], {"load_seconds": 1.5}), "a.jsonl")
+    named(write(tmp_path, [(3, completion(3))]), "b.jsonl")
+    named(write(tmp_path, [(9, completion(9))], {"load_seconds": 2.5}), "c.jsonl")
+    first, second = workers(tmp_path, {key_of(number) for number in (1, 2, 3)})
+    assert (first["unit"], first["shard"], first["load_seconds"], first["rows"]) == ("runs/a", "1-of-1", 1.5, 2)
+    assert (second["rows"], "load_seconds" in second) == (1, False)
+    assert isinstance(first["pid"], int)
+    assert "gristmill_journal" not in first
+
+
+def test_workers_does_not_count_failures_or_answers_that_came_second(tmp_path: Path) -> None:
+    named(write(tmp_path, [(1, failure(1)), (2, completion(2))]), "a.jsonl")
+    named(write(tmp_path, [(1, completion(1)), (2, completion(2))]), "b.jsonl")
+    named(write(tmp_path, [(1, completion(1)), (2, failure(2))]), "c.jsonl")
+    assert [worker["rows"] for worker in workers(tmp_path, {key_of(1), key_of(2)})] == [1, 1]

@@ -1,0 +1,323 @@
+"""Facts about the whole workflow, on the echo engine: the real Snakefile, rules, scripts, journal and merge."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Project, echo_config
+
+JUDGED = {
+    "runs": {
+        name: {"dataset": "rows", "model": "echo", "prompt": name, "metrics": ["contains"], "slices": ["kind"]}
+        for name in ("plain", "loud")
+    },
+    "prompts": {
+        "plain": {"file": "ask.jinja"},
+        "loud": {"file": "loud.jinja"},
+        "grade": {"file": "grade.jinja"},
+        "compare": {"file": "compare.jinja"},
+    },
+    "judges": {
+        "grader": {"kind": "pointwise", "model": "echo", "prompt": "grade", "runs": ["plain", "loud"]},
+        "arena": {"kind": "pairwise", "model": "echo", "prompt": "compare", "pairs": [["plain", "loud"]]},
+    },
+}
+
+
+@pytest.fixture
+def judged(project: Project) -> Project:
+    """Two runs, a pointwise judge that always says A, and a pairwise one that always chooses the first answer."""
+    project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n, "kind": "ab"[n % 2]} for n in range(8))
+    project.write_prompt("loud.jinja", "{{ question }}!")
+    project.write_prompt("grade.jinja", "Verdict: A")
+    project.write_prompt("compare.jinja", "[[A]]")
+    project.write_config(echo_config(**JUDGED))
+    return project
+
+
+def jobs(output: str) -> dict[str, int]:
+    """Rule → jobs, from snakemake's table; empty when there was nothing to do."""
+    _, found, table = output.rpartition("Job stats:\n")
+    rows = [line.split() for line in table.split("\n\n")[0].splitlines()[2:]] if found else []
+    return {name: int(count) for name, count in rows if name not in {"total", "all"}}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within a minute"
+        time.sleep(0.05)
+
+
+def test_the_whole_pipeline_leaves_the_documented_files(judged: Project) -> None:
+    judged.done(gpu=2)
+    results = judged.folder / "results"
+    for run in ("plain", "loud"):
+        there = {path.name for path in (results / "runs" / run).iterdir() if path.is_file()}
+        assert there == {"requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"}
+    for target in ("grader/plain", "grader/loud", "arena/plain_vs_loud"):
+        there = {path.name for path in (results / "judges" / target).iterdir() if path.is_file()}
+        assert there == {"requests.jsonl", "generations.jsonl", "verdicts.jsonl", "metrics.json", "manifest.json"}
+    assert {path.name for path in results.iterdir() if path.is_file()} == {"report.html", "plan.txt"}
+
+
+def test_a_generation_line_has_the_documented_columns_in_the_dataset_order(judged: Project) -> None:
+    judged.done("results/runs/plain/generations.jsonl", gpu=3)
+    lines = judged.lines("runs/plain/generations.jsonl")
+    assert [line["id"] for line in lines] == [f"r{n}" for n in range(8)]
+    assert lines[3] | {"seconds": 0, "key": ""} == {
+        "id": "r3",
+        "sample": 0,
+        "variant": "",
+        "messages": [{"role": "user", "content": "say 3"}],
+        "reference": 3,
+        "row": {"id": "r3", "question": "say 3", "kind": "b"},
+        "text": "say 3",
+        "finish_reason": "stop",
+        "prompt_tokens": 2,
+        "completion_tokens": 2,
+        "prompt_cut_tokens": 0,
+        "seconds": 0,
+        "key": "",
+    }
+
+
+def test_a_judge_that_always_says_a_is_unreliable_and_names_no_winner(judged: Project) -> None:
+    judged.done()
+    arena = judged.value("judges/arena/plain_vs_loud/metrics.json")
+    assert (arena["n"], arena["asked"], arena["disagreements"], arena["consistency"]) == (8, 16, 8, 0.0)
+    assert arena["label_counts"] == {"A": 16, "B": 0, "C": 0}
+    assert arena["wins"] == {"plain": 0, "loud": 0}
+    assert not arena["reliable"]
+    assert not judged.value("judges/grader/plain/metrics.json")["reliable"]
+    assert "unreliable" in (judged.folder / "results/report.html").read_text()
+
+
+def test_80_rows_on_3_workers_are_split_27_27_26(project: Project) -> None:
+    project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(80))
+    project.done("results/runs/plain/generations.jsonl", "--notemp", gpu=3)
+    parts = sorted((project.folder / "results/runs/plain/parts/3").glob("*.jsonl"))
+    assert sorted(len(path.read_text().splitlines()) for path in parts) == [26, 27, 27]
+    assert [line["id"] for line in project.lines("runs/plain/generations.jsonl")] == [f"r{n}" for n in range(80)]
+
+
+def test_2_rows_on_5_workers_make_2_shards(project: Project) -> None:
+    project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(2))
+    assert jobs(project.done(gpu=5))["generate"] == 2
+
+
+def test_a_second_run_has_nothing_to_do(judged: Project) -> None:
+    judged.done(gpu=2)
+    assert "Nothing to be done" in judged.done(gpu=2)
+
+
+def test_the_dry_run_shows_every_job_and_makes_no_file(judged: Project) -> None:
+    shown = jobs(judged.done("-n", gpu=4))
+    assert (shown["generate"], shown["judge_generate"], shown["merge"], shown["judge_merge"]) == (8, 12, 2, 3)
+    assert (shown["verdicts"], shown["metrics"], shown["report"]) == (3, 2, 1)
+    assert not (judged.folder / "results").exists()
+
+
+def test_kill_9_in_the_middle_of_generate_costs_only_the_rows_in_flight(project: Project) -> None:
+    project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(40))
+    slow = project.environment(GRISTMILL_ECHO_SECONDS="0.25")
+    first = subprocess.Popen(project.command(), cwd="/", env=slow, start_new_session=True, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(project.asked("runs/plain")) >= 8)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    before = project.asked("runs/plain")
+    assert 8 <= len(before) < 40
+    assert not (project.folder / "results/runs/plain/generations.jsonl").exists()
+
+    project.done("--unlock")
+    project.done()
+    asked = project.asked("runs/plain")
+    assert sorted(asked, key=lambda name: int(name[1:])) == [f"r{n}" for n in range(40)]  # nothing twice
+    assert [line["text"] for line in project.lines("runs/plain/generations.jsonl")] == [f"say {n}" for n in range(40)]
+
+
+def test_term_to_a_job_keeps_its_rows_and_the_next_run_goes_on(project: Project) -> None:
+    project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(40))
+    slow = project.environment(GRISTMILL_ECHO_SECONDS="0.25")
+    first = subprocess.Popen(project.command(), cwd="/", env=slow, start_new_session=True, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(project.asked("runs/plain")) >= 8)
+    header = next((project.folder / "results/runs/plain/journal").glob("*.jsonl")).read_bytes().split(b"\n")[0]
+    os.kill(json.loads(header)["pid"], signal.SIGTERM)
+    assert first.wait(timeout=60) == 1
+    assert "stopped by SIGTERM" in (project.folder / "results/runs/plain/logs/generate-1-of-1.log").read_text()
+    project.done()
+    assert len(project.asked("runs/plain")) == 40
+
+
+def test_a_changed_judge_prompt_asks_the_judge_again_and_generates_nothing(judged: Project) -> None:
+    judged.done()
+    judged.write_prompt("grade.jinja", "Verdict: B")
+    ran = jobs(judged.done())
+    assert not {"generate", "merge"} & set(ran)
+    assert ran["judge_generate"] == 2
+    assert (len(judged.asked("runs/plain")), len(judged.asked("judges/grader/plain"))) == (8, 16)
+    assert len(judged.asked("judges/arena/plain_vs_loud")) == 16
+    assert judged.value("judges/grader/plain/metrics.json")["label_counts"] == {"A": 0, "B": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"report": {"title": "Other"}}, {"report"}),
+        ({"gpus": {"wait_minutes": 5}}, set()),
+    ],
+)
+def test_an_edit_reruns_only_what_depends_on_it(judged: Project, change: dict[str, Any], expected: set[str]) -> None:
+    judged.done()
+    judged.write_config(echo_config(**JUDGED, **change))
+    assert set(jobs(judged.done("-n"))) == expected
+
+
+def test_a_changed_metric_starts_no_model(judged: Project) -> None:
+    judged.done()
+    config = echo_config(**json.loads(json.dumps(JUDGED)))
+    config["runs"]["plain"]["metrics"] = ["exact_match"]
+    judged.write_config(config)
+    ran = jobs(judged.done())
+    assert set(ran) == {"metrics", "verdicts", "report"}
+
+
+def test_added_and_edited_rows_are_the_only_ones_asked(project: Project) -> None:
+    project.done()
+    rows = [{"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(12)]
+    rows[4]["question"] = "say something else"
+    project.write_rows([{"id": "new", "question": "say new", "reference": 0}, *rows[::-1]])
+    project.done(gpu=3)
+    assert sorted(project.asked("runs/plain")[12:]) == ["new", "r4"]
+    assert [line["id"] for line in project.lines("runs/plain/generations.jsonl")][:2] == ["new", "r11"]
+
+
+def test_another_number_of_gpus_asks_nothing_again(project: Project) -> None:
+    project.done(gpu=1)
+    project.done("--forcerun", "merge", gpu=4)
+    assert len(project.asked("runs/plain")) == 12
+
+
+def test_samples_become_rows_of_their_own(project: Project) -> None:
+    config = echo_config()
+    config["runs"]["plain"]["sampling"] = {"samples": 3, "temperature": 1.0}
+    project.write_config(config)
+    project.done(gpu=2)
+    lines = project.lines("runs/plain/generations.jsonl")
+    assert [(line["id"], line["sample"]) for line in lines[:4]] == [("r0", 0), ("r0", 1), ("r0", 2), ("r1", 0)]
+    assert project.value("runs/plain/metrics.json")["n"] == 36
+
+
+def test_csv_and_parquet_are_written_on_request(project: Project) -> None:
+    import pyarrow.parquet as pq
+
+    project.write_rows([{"id": "r0", "question": 'a "b"\n, c\r\u2028', "reference": None}])
+    config = echo_config()
+    config["runs"]["plain"] |= {"formats": ["csv", "parquet"], "metrics": []}
+    project.write_config(config)
+    project.done()
+    folder = project.folder / "results/runs/plain"
+    with open(folder / "generations.csv", newline="", encoding="utf-8") as handle:
+        assert next(csv.DictReader(handle))["text"] == 'a "b"\n, c\r\u2028'
+    assert pq.read_table(folder / "generations.parquet").to_pylist()[0]["text"] == 'a "b"\n, c\r\u2028'
+
+
+def test_without_a_limit_no_more_jobs_run_than_there_are_gpus_and_each_has_its_own(project: Project) -> None:
+    inventory = project.folder / "gpus.json"
+    gpus = [
+        {"index": n, "uuid": f"GPU-{n}", "name": "fake", "memory_total_mib": 80_000, "memory_used_mib": 0}
+        for n in range(2)
+    ]
+    inventory.write_text(json.dumps(gpus))
+    runs = {name: echo_config()["runs"]["plain"] for name in ("a", "b", "c")}
+    project.write_config(echo_config(runs=runs))
+    output = project.done("--cores", "8", GRISTMILL_INVENTORY=str(inventory), GRISTMILL_ECHO_SECONDS="0.1")
+    assert jobs(output)["generate"] == 6
+    logs = [path.read_text() for run in runs for path in project.folder.glob(f"results/runs/{run}/logs/generate-*.log")]
+    assert len(logs) == 6
+    assert all("lease on GPU" in log for log in logs)
+    assert not any("waiting for" in log for log in logs)  # the tokens kept a third job from starting
+    assert "GPU 1  fake  80000 MiB  GPU-1" in (project.folder / "results/plan.txt").read_text()
+
+
+def test_a_model_larger_than_the_tokens_stops_before_any_job(project: Project) -> None:
+    project.write_config(echo_config(models={"echo": {"engine": "echo", "gpus_per_model": 2}}))
+    result = project.run(gpu=1)
+    assert result.returncode != 0
+    assert "gpus_per_model is 2, but there are 1 GPU token" in result.stdout
+    assert not (project.folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"foo": 1}, "foo is not a known key"),
+        (
+            {"datasets": {"rows": {"path": "rows.jsonl", "max_row": 3}}},
+            "datasets.rows.max_row is not a known key",
+        ),
+        ({"datasets": {"rows": {"path": "none.jsonl"}}}, "datasets.rows.path is 'none.jsonl', which does not exist"),
+        ({"prompts": {"ask": {"file": "typo.jinja"}}}, "{{ qestion }}"),
+    ],
+)
+def test_a_config_mistake_is_one_line_without_a_traceback(project: Project, change: dict[str, Any], line: str) -> None:
+    project.write_prompt("typo.jinja", "{{ qestion }}")
+    project.write_config(echo_config(**change))
+    result = project.run("-n")
+    assert result.returncode == 2
+    errors = [text for text in result.stdout.splitlines() if text.startswith("config error: ")]
+    assert len(errors) == 1
+    assert line in errors[0]
+    assert "Traceback" not in result.stdout
+    assert not (project.folder / "results").exists()
+
+
+def test_a_broken_dataset_line_is_refused_with_file_line_and_reason(project: Project) -> None:
+    with open(project.folder / "rows.jsonl", "a") as handle:
+        handle.write("{broken\n")
+    result = project.run()
+    assert result.returncode == 1
+    assert "rows.jsonl, line 13" in result.stdout
+    assert "Traceback" not in result.stdout
+
+
+def test_config_overrides_on_the_command_line_reach_the_run(project: Project) -> None:
+    project.done("--config", "runs={plain: {sampling: {max_new_tokens: 1}}}")
+    lines = project.lines("runs/plain/generations.jsonl")
+    assert {(line["text"], line["finish_reason"]) for line in lines} == {("say", "length")}
+
+
+def test_the_workflow_runs_without_any_profile(project: Project) -> None:
+    words = [word for word in project.command() if "profile" not in word and "profiles" not in word]
+    subprocess.run(words, cwd=project.folder, env=project.environment(), check=True, capture_output=True, timeout=300)
+    assert len(project.lines("runs/plain/generations.jsonl")) == 12
+
+
+def test_scripts_import_neither_torch_nor_transformers_to_start() -> None:
+    code = """
+import runpy, sys
+sys.argv = [{script!r}, "--help"]
+try:
+    runpy.run_path({script!r}, run_name="__main__")
+except SystemExit as stop:
+    assert stop.code == 0, stop.code
+loaded = {{"torch", "transformers"}} & set(sys.modules)
+assert not loaded, loaded
+"""
+    for script in sorted(Path(ROOT / "scripts").glob("*.py")):
+        result = subprocess.run(
+            [sys.executable, "-c", code.format(script=str(script))],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, f"{script.name}: {result.stderr[-500:]}"

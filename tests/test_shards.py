@@ -1,0 +1,61 @@
+"""Facts about dealing requests to workers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.shards import assign, shard_count
+
+LENGTHS = st.lists(st.integers(0, 9000), max_size=200)
+
+
+def counts(lengths: list[int], shards: int) -> list[int]:
+    dealt = assign(lengths, shards)
+    return [dealt.count(shard) for shard in range(shards)]
+
+
+def loads(lengths: list[int], shards: int) -> list[int]:
+    total = [0] * shards
+    for length, shard in zip(lengths, assign(lengths, shards), strict=True):
+        total[shard] += length
+    return total
+
+
+def test_80_rows_on_3_workers_make_27_27_26() -> None:
+    assert shard_count(3, 80) == 3
+    assert counts([100] * 80, 3) == [27, 27, 26]
+
+
+@pytest.mark.parametrize(("workers", "requests", "shards"), [(5, 2, 2), (5, 5, 5), (4, 100, 4), (1, 100, 1), (8, 0, 1)])
+def test_there_is_a_shard_a_worker_but_none_without_a_request(workers: int, requests: int, shards: int) -> None:
+    assert shard_count(workers, requests) == shards
+
+
+@given(LENGTHS, st.integers(1, 40))
+def test_counts_differ_by_one_at_most(lengths: list[int], shards: int) -> None:
+    dealt = counts(lengths, shards)
+    assert sum(dealt) == len(lengths)
+    assert max(dealt) - min(dealt) <= 1
+
+
+@given(LENGTHS, st.integers(1, 40))
+def test_no_worker_has_more_than_one_longest_prompt_beyond_another(lengths: list[int], shards: int) -> None:
+    total = loads(lengths, shards)
+    assert max(total) - min(total) <= max(lengths, default=0)
+
+
+def test_long_prompts_are_dealt_out_where_cutting_the_file_would_not() -> None:
+    lengths = [4000] * 4 + [10] * 12
+    assert loads(lengths, 4) == [4030] * 4
+
+
+def test_lengths_in_order_are_balanced_too() -> None:
+    total = loads(list(range(1, 101)), 4)
+    assert max(total) - min(total) <= 4
+
+
+@given(LENGTHS, st.integers(1, 40))
+def test_dealing_is_the_same_every_time_and_names_only_shards_there_are(lengths: list[int], shards: int) -> None:
+    dealt = assign(lengths, shards)
+    assert dealt == assign(list(lengths), shards)
+    assert all(0 <= shard < shards for shard in dealt)
