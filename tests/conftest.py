@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,13 @@ class Project:
             if line.startswith(b'{"key"') and line.endswith(b"}")
         ]
         return [(record.get("completion") or record["failure"])["id"] for record in records]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within a minute"
+        time.sleep(0.05)
 
 
 def echo_config(**changes: Any) -> dict[str, Any]:

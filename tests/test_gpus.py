@@ -173,7 +173,7 @@ def test_the_mask_and_the_config_must_both_allow_a_gpu() -> None:
 
 
 def test_a_device_in_the_config_that_is_not_here_is_refused() -> None:
-    with pytest.raises(UserError, match="gpus.devices names GPU '9', which is not here"):
+    with pytest.raises(UserError, match=r"gpus.devices names GPU '9', which is not here"):
         allowed(None, [0, 9])
     with pytest.raises(UserError, match=r"gpus.devices names GPU '0'.*indices here: none"):
         allowed(None, [0], gpus=[])

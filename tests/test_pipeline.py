@@ -6,13 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Project, echo_config
+from conftest import ROOT, Project, echo_config, wait_until
 
 JUDGED = {
     "runs": {
@@ -48,13 +46,6 @@ def jobs(output: str) -> dict[str, int]:
     _, found, table = output.rpartition("Job stats:\n")
     rows = [line.split() for line in table.split("\n\n")[0].splitlines()[2:]] if found else []
     return {name: int(count) for name, count in rows if name not in {"total", "all"}}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within a minute"
-        time.sleep(0.05)
 
 
 def test_the_whole_pipeline_leaves_the_documented_files(judged: Project) -> None:

@@ -113,7 +113,7 @@ def test_a_model_that_only_a_judge_uses_is_planned() -> None:
     full = config({"small": 1, "huge": 64}).model_dump()
     full["judges"] = {"j": {"kind": "pointwise", "model": "huge", "prompt": "p", "runs": ["run-small"]}}
     del full["runs"]["run-huge"]
-    with pytest.raises(UserError, match="models.huge.gpus_per_model is 64"):
+    with pytest.raises(UserError, match=r"models.huge.gpus_per_model is 64"):
         make_plan(Config.model_validate(full), gpus(1), None, 4, False)
 
 

@@ -188,12 +188,6 @@ class JudgeConfig(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _asked_once(self) -> JudgeConfig:
-        if self.sampling.samples > 1:
-            raise ValueError(f"sampling.samples is {self.sampling.samples}, but a judge is asked once; remove it")
-        return self
-
     def meanings(self) -> dict[str, str]:
         """Label → meaning, with the defaults filled in."""
         if self.labels:

@@ -1,0 +1,321 @@
+"""Facts about a worker: nothing is asked twice, nothing is lost to a signal, and no hole passes for an answer."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill import journal, worker
+from gristmill.config.schema import GpusConfig, ModelConfig
+from gristmill.errors import UserError
+from gristmill.files import read_jsonl, write_json, write_jsonl
+from gristmill.journal import Segment
+from gristmill.locks import try_lock
+from gristmill.types import Completion, Failure, JsonDict, Outcome, Request
+from gristmill.worker import Interrupted, Shard, interruptible, run_shard
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+ECHO = ModelConfig(engine="echo")
+WEIGHTS: JsonDict = {"name": "m", "folder": None, "weights_hash": "echo", "context_tokens": None}
+NO_WAIT = GpusConfig(wait_minutes=0)
+
+
+def shard_of(folder: Path, names: Sequence[str], name: str = "1-of-1", content: str = "say") -> Shard:
+    """A shard with a request for each name."""
+    sampling = {"max_new_tokens": 8, "temperature": 0.0, "stop": [], "seed": 0}
+    lines = [
+        {"id": row, "sample": 0, "variant": "", "messages": [{"role": "user", "content": f"{content} {row}"}],
+         "sampling": sampling, "prompt_tokens": 2}
+        for row in names
+    ]  # fmt: skip
+    path = folder / "shards" / f"{name}.jsonl"
+    write_jsonl(path, lines)
+    return Shard("runs/a", name, path, folder / "journal", folder / "parts" / f"{name}.jsonl")
+
+
+def work(shard: Shard, model: ModelConfig = ECHO) -> None:
+    run_shard(shard, model, WEIGHTS, NO_WAIT, 1)
+
+
+def part(shard: Shard) -> dict[str, Any]:
+    """Row → text of the part, in its order."""
+    return {line["id"]: line["text"] for line in read_jsonl(shard.part)}
+
+
+def asked(folder: Path) -> list[str]:
+    """Every row a model was ever asked, once for each time, by the journal."""
+    return [name for segment in sorted(folder.glob("journal/*.jsonl")) for name in asked_in(segment)]
+
+
+def asked_in(segment: Path) -> list[str]:
+    lines = [line for line in segment.read_bytes().split(b"\n")[:-1] if line.startswith(b'{"key"')]
+    return [(record.get("completion") or record["failure"])["id"] for record in map(json.loads, lines)]
+
+
+class FakeEngine:
+    """Answers with its own name; rows in `failing` fail, and `edit` may change what comes back."""
+
+    name = "fake"
+
+    def __init__(self, failing: Sequence[str] = (), edit: Any = list) -> None:
+        self.failing, self.edit, self.closed = failing, edit, False
+
+    def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
+        return [1 for _ in requests]
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
+        yield from self.edit([self._answer(request) for request in reversed(requests)])
+
+    def _answer(self, request: Request) -> Outcome:
+        if request.id in self.failing:
+            return Failure(*request.rid, "out_of_memory", "no room for 9 tokens")
+        return Completion(*request.rid, f"fake {request.id}", "stop", 1, 1, 0.1)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts an engine in the place of the one that the config names."""
+
+    def put(engine: FakeEngine) -> FakeEngine:
+        monkeypatch.setattr(worker, "open_engine", lambda *_: (engine, "the test says so"))
+        return engine
+
+    return put
+
+
+# ---- nothing twice
+
+
+def test_a_part_has_every_request_in_the_shards_order_with_its_key(tmp_path: Path, use: Any) -> None:
+    use(FakeEngine())  # answers in reverse
+    shard = shard_of(tmp_path, ["c", "a", "b"])
+    work(shard)
+    assert part(shard) == {"c": "fake c", "a": "fake a", "b": "fake b"}
+    assert list(part(shard)) == ["c", "a", "b"]
+    keys = list(worker.keyed_requests(shard.requests, ECHO, WEIGHTS))
+    assert [line["key"] for line in read_jsonl(shard.part)] == keys
+
+
+def test_a_second_run_asks_nothing_and_loads_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = shard_of(tmp_path, ["a", "b"])
+    work(shard)
+    before = shard.part.read_bytes()
+    shard.part.unlink()
+    monkeypatch.setattr(worker, "open_engine", None)  # calling it would fail
+    work(shard)
+    assert shard.part.read_bytes() == before
+    assert asked(tmp_path) == ["a", "b"]
+
+
+def test_rows_that_move_to_another_shard_or_are_new_cost_only_what_is_new(tmp_path: Path) -> None:
+    for name, rows in (("1-of-2", ["a", "c"]), ("2-of-2", ["b", "d"])):
+        work(shard_of(tmp_path, rows, name))
+    whole = shard_of(tmp_path, ["new", "a", "b", "c", "d"], "1-of-1")
+    work(whole)
+    assert part(whole) == {name: f"say {name}" for name in ("new", "a", "b", "c", "d")}
+    assert sorted(asked(tmp_path)) == ["a", "b", "c", "d", "new"]
+
+
+def test_an_edited_prompt_is_asked_again(tmp_path: Path) -> None:
+    work(shard_of(tmp_path, ["a"]))
+    edited = shard_of(tmp_path, ["a"], content="shout")
+    work(edited)
+    assert part(edited) == {"a": "shout a"}
+    assert asked(tmp_path) == ["a", "a"]
+
+
+def test_an_empty_shard_makes_an_empty_part(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, [])
+    work(shard)
+    assert shard.part.read_bytes() == b""
+    assert asked(tmp_path) == []
+
+
+def test_the_journal_says_who_worked(tmp_path: Path, use: Any) -> None:
+    use(FakeEngine())
+    shard = shard_of(tmp_path, ["a", "b"])
+    work(shard)
+    (found,) = journal.workers(shard.journal, {line["key"] for line in read_jsonl(shard.part)})
+    described = {"unit": "runs/a", "shard": "1-of-1", "engine": "fake", "why": "the test says so", "devices": []}
+    assert found.items() >= described.items()
+    assert (found["rows"], found["completion_tokens"], found["prompt_tokens"]) == (2, 2, 2)
+
+
+# ---- failures
+
+
+def test_failed_rows_stop_the_worker_with_names_and_reasons(tmp_path: Path, use: Any) -> None:
+    engine = use(FakeEngine(failing=["b", "c"]))
+    shard = shard_of(tmp_path, ["a", "b", "c"])
+    with pytest.raises(UserError) as caught:
+        work(shard)
+    message = str(caught.value)
+    assert "2 rows failed" in message
+    assert "b#0 (out_of_memory)" in message
+    assert "c#0 (out_of_memory)" in message
+    assert "run again to retry only these" in message
+    assert engine.closed
+    assert not shard.part.exists()
+
+
+def test_the_next_run_retries_only_the_failed_rows(tmp_path: Path, use: Any) -> None:
+    use(FakeEngine(failing=["b"]))
+    shard = shard_of(tmp_path, ["a", "b", "c"])
+    with pytest.raises(UserError):
+        work(shard)
+    use(FakeEngine())
+    work(shard)
+    assert sorted(asked(tmp_path)) == ["a", "b", "b", "c"]
+    assert list(part(shard)) == ["a", "b", "c"]
+
+
+def test_an_engine_that_crashes_keeps_what_it_had_answered(tmp_path: Path, use: Any) -> None:
+    def crash(outcomes: list[Outcome]) -> Iterator[Outcome]:
+        yield from outcomes[:2]
+        raise RuntimeError("CUDA error")
+
+    engine = use(FakeEngine(edit=crash))
+    shard = shard_of(tmp_path, ["a", "b", "c"])
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        work(shard)
+    assert engine.closed
+    use(FakeEngine())
+    work(shard)
+    assert sorted(asked(tmp_path)) == ["a", "b", "c"]
+
+
+STRANGER = Completion("stranger", 0, "", "hello", "stop", 1, 1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda outcomes: outcomes[1:], "answered 2 of 3 requests, not c#0"),
+        (lambda outcomes: [], "answered 0 of 3 requests, not a#0, b#0, c#0"),
+        (lambda outcomes: [*outcomes, STRANGER], "answered stranger#0, which does not wait"),
+        (lambda outcomes: [*outcomes[:2], outcomes[0]], "answered c#0, which does not wait"),
+        (lambda outcomes: [*outcomes, outcomes[0]], "answered c#0, which does not wait"),
+    ],
+    ids=["too few", "none", "unknown", "one twice and one not at all", "one twice"],
+)
+def test_an_engine_that_answers_other_than_it_was_asked_is_an_error_and_not_a_hole(
+    tmp_path: Path, use: Any, edit: Any, said: str
+) -> None:
+    use(FakeEngine(edit=edit))
+    shard = shard_of(tmp_path, ["a", "b", "c"])
+    with pytest.raises(RuntimeError, match=f"engine fake {said}"):
+        work(shard)
+    assert not shard.part.exists()
+
+
+# ---- set-ups that cannot work
+
+
+def test_weights_that_are_gone_are_named_with_the_next_step(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, ["a"])
+    weights = WEIGHTS | {"folder": str(tmp_path / "gone")}
+    with pytest.raises(UserError, match="gone with the weights of m is gone; snakemake --forcerun prepare_model"):
+        run_shard(shard, ModelConfig(source="x"), weights, NO_WAIT, 1)
+
+
+def test_devices_that_may_not_be_used_here_do_not_become_a_run_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "gpus.json", [])
+    monkeypatch.setenv("GRISTMILL_INVENTORY", str(tmp_path / "gpus.json"))
+    shard = shard_of(tmp_path, ["a"])
+    for devices in ([0], []):
+        with pytest.raises(UserError, match=r"gpus\.devices is \[.*set it to auto"):
+            run_shard(shard, ModelConfig(source="x"), WEIGHTS, GpusConfig(devices=devices), 1)
+
+
+def test_two_workers_of_one_shard_do_not_run_side_by_side(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, ["a"])
+    shard.journal.mkdir()
+    assert try_lock(shard.journal / "1-of-1.lock", "an orphan") is not None
+    with pytest.raises(UserError, match=rf"held by pid {os.getpid()} \(an orphan\)"):
+        work(shard)
+    assert not shard.part.exists()
+
+
+# ---- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_becomes_interrupted_and_the_handlers_come_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    def wait() -> None:
+        with interruptible():
+            try:
+                os.kill(os.getpid(), number)
+                time.sleep(60)
+            except Exception as error:  # as libraries do
+                raise AssertionError("a library took the signal for a failure of its own") from error
+
+    with pytest.raises(Interrupted) as caught:
+        wait()
+    assert caught.value.signum == number
+    assert str(caught.value) == number.name
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_stopped_worker_keeps_what_is_done_and_the_next_asks_only_the_rest(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    rows = [f"r{row}" for row in range(60)]
+    shard = shard_of(tmp_path, rows)
+    write_json(tmp_path / "weights.json", WEIGHTS)
+    spec = {"name": "m", "model": {"engine": "echo"}}
+    command = [sys.executable, str(SCRIPTS / "generate.py"), "--spec", json.dumps(spec), "--unit", "runs/a"]
+    command += ["--weights", str(tmp_path / "weights.json"), "--shard", str(shard.requests)]
+    command += ["--journal", str(shard.journal), "--out", str(shard.part)]
+    environment = {"GRISTMILL_ECHO_SECONDS": "0.1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
+        while len(asked(tmp_path)) < 3:
+            assert child.poll() is None
+            time.sleep(0.01)
+        child.send_signal(number)
+        _, said = child.communicate()
+    assert child.returncode == status
+    assert "Traceback" not in said
+    assert number == signal.SIGKILL or f"stopped by {number.name}; finished rows are in" in said
+    done = asked(tmp_path)
+    assert 3 <= len(done) < len(rows)
+    assert not shard.part.exists()
+    work(shard)
+    assert sorted(asked(tmp_path)) == sorted(rows)  # each of them once
+    assert part(shard) == {row: f"say {row}" for row in rows}
+
+
+def test_a_torn_last_record_is_asked_again(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, ["a", "b"])
+    work(shard)
+    (segment,) = shard.journal.glob("*.jsonl")
+    data = segment.read_bytes()
+    segment.write_bytes(data[: data.index(b'"text":"say b"')])
+    work(shard)
+    assert part(shard) == {"a": "say a", "b": "say b"}
+    assert sorted(asked(tmp_path)) == ["a", "b"]
+
+
+def test_answers_of_another_model_do_not_count(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, ["a"])
+    (other,) = worker.keyed_requests(shard.requests, ModelConfig(engine="echo", dtype="float16"), WEIGHTS)
+    with Segment(shard.journal, {}) as segment:
+        segment.append(other, Completion("a", 0, "", "from another model", "stop", 1, 1, 0.1))
+    work(shard)
+    assert part(shard) == {"a": "say a"}
