@@ -1,0 +1,63 @@
+"""Facts about the documents: they name every key and file, and their examples are valid."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+from pydantic import BaseModel
+
+from gristmill.config.load import load_config
+from gristmill.config.schema import Config
+
+EXAMPLES = [ROOT / "config/config.yaml", *sorted((ROOT / "config/examples").glob("*.yaml"))]
+
+
+def sections(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """A config section and all sections below it."""
+    found = {model}
+    for field in model.model_fields.values():
+        for candidate in [field.annotation, *getattr(field.annotation, "__args__", ())]:
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                found |= sections(candidate)
+    return found
+
+
+@pytest.mark.parametrize("section", sorted(sections(Config), key=lambda model: model.__name__))
+def test_the_config_readme_explains_every_key(section: type[BaseModel]) -> None:
+    text = (ROOT / "config/README.md").read_text()
+    missing = [name for name in section.model_fields if not re.search(rf"\b{name}\b", text)]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_config_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    load_config(yaml.safe_load(path.read_text()), [ROOT])
+
+
+def test_the_config_in_the_readme_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = re.search(r"(    datasets:\n(?:    .*\n)+)", (ROOT / "README.md").read_text())
+    assert block is not None
+    for name in ("my_questions.jsonl", "my_prompt.jinja", "my_judge.jinja"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    config = load_config(yaml.safe_load(block[1]), [tmp_path])
+    assert config.models["referee"].gpus_per_model == 4
+
+
+@pytest.mark.parametrize("document", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_every_link_in_the_documents_leads_somewhere(document: str) -> None:
+    path = ROOT / document
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_architecture_names_every_module() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    modules = [
+        path.name for path in (ROOT / "scripts/gristmill").glob("*.py") if not path.name.startswith(("_", "row_"))
+    ]
+    packages = [f"{path.name}/" for path in (ROOT / "scripts/gristmill").iterdir() if (path / "__init__.py").exists()]
+    assert [name for name in [*modules, *packages] if name not in text] == []
