@@ -39,7 +39,8 @@ MISSING = object()
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the files that BASE names."""
     monkeypatch.chdir(tmp_path)
-    write_jsonl("questions.jsonl", [{"id": "1", "question": "Why?", "reference": "So.", "topic": "x"}] * 3)
+    row = {"question": "Why?", "reference": "So.", "topic": "x"}
+    write_jsonl("questions.jsonl", [{"id": str(number), **row} for number in range(3)])
     write_jsonl("others.jsonl", [{"id": "1", "question": "Why?"}])
     Path("direct.jinja").write_text("{{ question }}")
     Path("judge.jinja").write_text("{{ question }} {{ answer }} {{ reference }} {{ labels }}")
@@ -501,6 +502,17 @@ def test_metrics_need_a_reference_column(root: Path) -> None:
     config["datasets"]["others"]["fields"] = {"reference": "question"}
     Path("direct.jinja").write_text("{{ id }}")
     check_data(load(config))
+
+
+def test_a_column_that_the_first_row_lacks_is_a_column(root: Path) -> None:
+    write_jsonl(
+        "others.jsonl", [{"id": "1", "question": "?"}, {"id": "2", "question": "?", "reference": 1, "era": "x"}]
+    )
+    check_data(load(edited("runs.far", BASE["runs"]["far"] | {"metrics": ["contains"], "slices": ["era"]})))
+    config = edited("runs.far.slices", ["era"])
+    config["datasets"]["others"]["max_rows"] = 1
+    (line,) = refusals(config)
+    assert "'era' is not a column of others" in line
 
 
 def test_a_dataset_that_cannot_be_read_is_named_and_the_others_are_still_checked(root: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines import context_limit
+from gristmill.engines import context_limit, open_engine
 from gristmill.engines.echo import EchoEngine
 from gristmill.engines.overflow import overflows, refuse_overflow, shorten
 from gristmill.errors import UserError
@@ -117,6 +117,13 @@ def test_echo_skips_a_long_prompt_and_says_how_long_it_was() -> None:
 def test_echo_shortens_a_long_prompt_and_counts_what_it_cut(policy: str, kept: str) -> None:
     found = echo("one two three four", policy)
     assert (found.text, found.prompt_tokens, found.prompt_cut_tokens) == (kept, 3, 1)
+
+
+def test_the_echo_engine_of_a_config_has_the_configs_policy_and_context() -> None:
+    engine, why = open_engine(model("skip", context_tokens=8), {"context_tokens": None}, False, print)
+    (found,) = engine.generate([request(max_new_tokens=5, text="one two three four")])
+    assert isinstance(found, Completion)
+    assert (engine.name, why, found.finish_reason) == ("echo", "the config says engine: echo", "skipped")
 
 
 def test_echo_refuses_a_long_prompt_by_default() -> None:

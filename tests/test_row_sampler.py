@@ -138,6 +138,13 @@ def test_the_ends_of_the_unit_interval_draw_a_possible_token(value: float) -> No
     assert sampler(torch.zeros(1, 1), scores).argmax().item() == (3 if value == 0.0 else 1)
 
 
+@pytest.mark.parametrize(("value", "token"), [(0.0, 0), (0.4999, 0), (0.5, 1), (0.9999, 1)])
+def test_each_token_has_the_half_open_span_of_its_probability(value: float, token: int) -> None:
+    sampler = RowSampler([0], 1.0, 0, 1.0)
+    sampler._streams = [Fixed(value)]
+    assert sampler(torch.zeros(1, 1), torch.tensor([[3.0, 3.0]])).argmax().item() == token
+
+
 @pytest.mark.parametrize("temperature", [1e-30, 1e-300, 1e-320])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     assert frequencies([1000.0, 999.0, -1000.0], 100, temperature=temperature) == [100, 0, 0]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gristmill.errors import UserError
 from gristmill.files import read_jsonl, write_json, write_jsonl
 from gristmill.journal import Segment
 from gristmill.locks import try_lock
-from gristmill.types import Completion, Failure, JsonDict, Outcome, Request
+from gristmill.types import Completion, Failure, Gpu, JsonDict, Outcome, Request
 from gristmill.worker import Interrupted, Shard, interruptible, run_shard
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -228,15 +229,17 @@ def test_weights_that_are_gone_are_named_with_the_next_step(tmp_path: Path) -> N
         run_shard(shard, ModelConfig(source="x"), weights, NO_WAIT, 1)
 
 
+@pytest.mark.parametrize("devices", [[0], []])
 def test_devices_that_may_not_be_used_here_do_not_become_a_run_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[int]
 ) -> None:
-    write_json(tmp_path / "gpus.json", [])
+    gpus = [asdict(Gpu(index, f"GPU-{index}", "H100", 81559, 0)) for index in range(2)]
+    write_json(tmp_path / "gpus.json", gpus)
     monkeypatch.setenv("GRISTMILL_INVENTORY", str(tmp_path / "gpus.json"))
-    shard = shard_of(tmp_path, ["a"])
-    for devices in ([0], []):
-        with pytest.raises(UserError, match=r"gpus\.devices is \[.*set it to auto"):
-            run_shard(shard, ModelConfig(source="x"), WEIGHTS, GpusConfig(devices=devices), 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    config = GpusConfig.model_validate({"devices": devices})
+    with pytest.raises(UserError, match=r"gpus\.devices is \[.*set it to auto"):
+        run_shard(shard_of(tmp_path, ["a"]), ModelConfig(source="x"), WEIGHTS, config, 1)
 
 
 def test_two_workers_of_one_shard_do_not_run_side_by_side(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def _umask() -> int:
 def _fsync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with contextlib.suppress(OSError):  # some network file systems cannot, and the file is in place
+            os.fsync(fd)
     finally:
         os.close(fd)

@@ -74,7 +74,7 @@ def _wait_for_group(
 ) -> list[tuple[Gpu, int]]:
     folder = lease_folder()
     deadline = time.monotonic() + wait_s
-    said = ""
+    said, pause_s = "", 0.02
     while True:
         held, busy = _try_group(folder, gpus, count, purpose)
         if held:
@@ -86,7 +86,8 @@ def _wait_for_group(
         if busy != said:
             log(f"waiting for {count} of {len(gpus)} GPUs; held: {busy}")
             said = busy
-        time.sleep(0.2 + 0.3 * random.random())
+        time.sleep(pause_s * (0.5 + random.random()))  # uneven, so that two jobs do not collide again and again
+        pause_s = min(0.5, pause_s * 1.5)
 
 
 def _try_group(folder: Path, gpus: Sequence[Gpu], count: int, purpose: str) -> tuple[list[tuple[Gpu, int]], str]:

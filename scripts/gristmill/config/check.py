@@ -1,6 +1,7 @@
-"""Check a config against the data it names: the first row of every dataset, and the columns that prompts use.
+"""Check a config against the data it names: the first rows of every dataset, and the columns that prompts use.
 
-It reads one row of each dataset, so it is cheap enough to run each time the workflow starts, before any job.
+It reads a few rows of each dataset, so it is cheap enough to run each time the workflow starts, before any job. A
+column that only some of them have counts: rows may lack a reference, or what a prompt asks for under a condition.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from gristmill.config.schema import Config, JudgeConfig
 from gristmill.errors import UserError
 from gristmill.prompts import JUDGE_NAMES, check_placeholders
 from gristmill.rows import count_up_to, read_rows
+
+#: Rows in which a column must appear to be known.
+FIRST_ROWS = 100
 
 
 def check_data(config: Config) -> None:
@@ -40,8 +44,9 @@ def rows_up_to(config: Config, dataset: str, limit: int) -> int:
 
 def _columns(config: Config, name: str) -> set[str]:
     dataset = config.datasets[name]
-    rows = read_rows(Path(dataset.path), id_field=dataset.id_field, rename=dataset.fields, max_rows=1)
-    return set(next(iter(rows)).fields)
+    most = min(FIRST_ROWS, dataset.max_rows or FIRST_ROWS)
+    rows = read_rows(Path(dataset.path), id_field=dataset.id_field, rename=dataset.fields, max_rows=most)
+    return {column for row in rows for column in row.fields}
 
 
 def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
