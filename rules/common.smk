@@ -64,7 +64,7 @@ CONFIG, PLAN, ON_CLUSTER = load()
 GPUS = CONFIG.gpus.model_dump_json()
 
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
-PROMPT_CODE = code_digest("prompts", "rendering", "judging.items", "judging.requests")
+PROMPT_CODE = code_digest("prompts", "rendering", "rows", "judging.items", "judging.requests")
 READING_CODE = code_digest("judging", "grading", "intervals", "metrics")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]

@@ -1,4 +1,4 @@
-"""Facts about the dataset readers: rows.py with row_source.py, row_json.py, row_csv.py and row_parquet.py."""
+"""Facts about the dataset readers (gristmill.rows)."""
 
 import csv
 import datetime
@@ -22,10 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from gristmill import row_json, row_parquet, row_source
 from gristmill.errors import UserError
 from gristmill.files import write_jsonl
-from gristmill.rows import SUFFIXES, count_up_to, format_of, read_rows
+from gristmill.rows import SUFFIXES, count_up_to, format_of, from_json, from_parquet, read_rows, source
 
 Save = Callable[[str, str | bytes], Path]
 BOM = b"\xef\xbb\xbf"
@@ -169,14 +168,14 @@ def test_a_line_over_64_mib_is_refused_instead_of_filling_the_memory(tmp_path: P
 
 
 def test_a_csv_row_that_never_ends_is_refused(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gristmill.row_csv.MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr("gristmill.rows.from_csv.MAX_ROW_BYTES", 1000)
     many_cells = "id,x\n1,2\n" + '"\n",' * 500
     assert "line 3: a row of more than 1,000 characters" in refusal(save("a.csv", many_cells))
     assert "line 2: a row of more than 1,000 characters" in refusal(save("b.csv", 'id,x\n"1,2\n' + "3,4\n" * 500))
 
 
 def test_a_document_over_the_limit_is_refused_with_the_way_out(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_source, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(source, "MAX_DOCUMENT_BYTES", 1000)
     for name in ("a.json", "a.json.gz"):
         assert "over 1,000 bytes" in refusal(save(name, json.dumps([{"x": "y" * 1000}])))
     lines = "".join(json.dumps({"id": n}) + "\n" for n in range(500))
@@ -184,7 +183,7 @@ def test_a_document_over_the_limit_is_refused_with_the_way_out(save: Save, monke
 
 
 def test_an_unpacked_parquet_file_over_the_limit_is_refused(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_parquet, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(from_parquet, "MAX_DOCUMENT_BYTES", 1000)
     assert "gunzip" in refusal(save("a.parquet.gz", b"PAR1" * 1000))
 
 
@@ -653,7 +652,7 @@ def test_rows_stream_and_only_their_ids_stay_in_memory(tmp_path: Path, suffix: s
         "count = sum(1 for _ in read_rows(Path(sys.argv[1])))\n"
         "print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
-    scripts = str(Path(row_json.__file__).parents[1])
+    scripts = str(Path(from_json.__file__).parents[2])
     command = [sys.executable, "-c", program, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": scripts})
     count, grown_kib = map(int, done.stdout.split())
@@ -663,7 +662,7 @@ def test_rows_stream_and_only_their_ids_stay_in_memory(tmp_path: Path, suffix: s
 
 def test_importing_the_readers_does_not_import_pyarrow_or_pandas() -> None:
     program = "import sys, gristmill.rows; print([m for m in ('pyarrow', 'pandas', 'torch') if m in sys.modules])"
-    scripts = str(Path(row_json.__file__).parents[1])
+    scripts = str(Path(from_json.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONPATH": scripts}
     )

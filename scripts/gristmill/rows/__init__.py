@@ -1,6 +1,6 @@
 """Dataset files to rows: .json, .jsonl (.ndjson), .csv, .tsv, .parquet, each also .gz.
 
-What a file of each format may hold is told in row_json.py, row_csv.py and row_parquet.py. What all have in common:
+What a file of each format may hold is told in from_json.py, from_csv.py and from_parquet.py. What all have in common:
 
 - Streaming: one record at a time (a .json document is the exception), and the ids seen so far, to refuse a duplicate.
 - `rename` is applied first, then `id_field` is looked up among the new names. The id stays among the fields.
@@ -27,10 +27,10 @@ from typing import Any
 
 from gristmill.errors import UserError, some
 from gristmill.files import canonical
-from gristmill.row_csv import csv_rows
-from gristmill.row_json import json_any, json_lines
-from gristmill.row_parquet import parquet_rows
-from gristmill.row_source import Record, refusal, shown
+from gristmill.rows.from_csv import csv_rows
+from gristmill.rows.from_json import json_any, json_lines
+from gristmill.rows.from_parquet import parquet_rows
+from gristmill.rows.source import Record, refusal, shown
 from gristmill.types import JsonDict, Row
 
 DEFAULT_ID_FIELD = "id"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import UserError
-from gristmill.row_source import Record, byte_lines, document, opened, refusal, repeated, shown, text_lines
+from gristmill.rows.source import Record, byte_lines, document, opened, refusal, repeated, shown, text_lines
 from gristmill.types import JsonDict
 
 _BLANK = re.compile(r"[ \t\n\r]*")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gristmill.row_source import MAX_ROW_BYTES, Record, opened, refusal, repeated, shown, text_lines
+from gristmill.rows.source import MAX_ROW_BYTES, Record, opened, refusal, repeated, shown, text_lines
 
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars (|)"}
 #: What Python's csv module says, in the words of the file.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import UserError
-from gristmill.row_source import CHUNK_BYTES, MAX_DOCUMENT_BYTES, Record, is_gzip, opened, refusal, repeated, shown
+from gristmill.rows.source import CHUNK_BYTES, MAX_DOCUMENT_BYTES, Record, is_gzip, opened, refusal, repeated, shown
 from gristmill.types import JsonDict
 
 _BATCH_ROWS = 256
