@@ -52,7 +52,7 @@ def load():
         loaded = load_config(config, [Path.cwd(), Path(workflow.basedir)])
         check_data(loaded)
         cluster = resource_limit("_nodes") is not None
-        usable = gpus.usable(gpus.inventory(), os.environ, loaded.gpus.devices)
+        usable = [] if cluster else gpus.usable(gpus.inventory(), os.environ, loaded.gpus.devices)
         return loaded, make_plan(loaded, usable, resource_limit("gpu"), resource_limit("_cores"), cluster), cluster
     except UserError as error:
         for line in str(error).splitlines():

@@ -20,9 +20,9 @@ MODEL = ModelConfig(source="org/model")
 
 
 def key(
-    request: Request = REQUEST, model: ModelConfig = MODEL, weights_hash: str = "abc", overflows: bool = False
+    request: Request = REQUEST, model: ModelConfig = MODEL, weights_hash: str = "abc", overflowed: int | None = None
 ) -> str:
-    return request_key(request, model_identity(model, weights_hash), model, overflows)
+    return request_key(request, model_identity(model, weights_hash), model, overflowed)
 
 
 def test_a_key_is_32_hex_digits_and_stays_the_same() -> None:
@@ -120,13 +120,14 @@ def test_where_and_how_a_model_runs_does_not_change_the_key(change: dict[str, An
 def test_the_overflow_policy_counts_only_for_a_prompt_that_does_not_fit() -> None:
     policies = [MODEL.model_copy(update={"on_overflow": name}) for name in ("truncate_left", "truncate_middle", "skip")]
     assert len({key(model=model) for model in policies}) == 1
-    assert len({key(model=model, overflows=True) for model in policies} | {key()}) == 4
+    assert len({key(model=model, overflowed=50) for model in policies} | {key()}) == 4
 
 
-def test_the_context_counts_only_for_a_prompt_that_does_not_fit() -> None:
+def test_the_context_counts_only_for_a_prompt_that_does_not_fit_and_as_it_is_in_force() -> None:
     contexts = [MODEL.model_copy(update={"on_overflow": "skip", "context_tokens": size}) for size in (50, 60)]
     assert len({key(model=model) for model in contexts}) == 1
-    assert len({key(model=model, overflows=True) for model in contexts}) == 2
+    assert len({key(model=model, overflowed=40) for model in contexts}) == 1  # the model's own limit is lower
+    assert key(overflowed=50) != key(overflowed=60)
 
 
 def shard_line(content: str, prompt_tokens: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.static import StaticEngine
 from gristmill.errors import UserError
 from gristmill.progress import log
-from gristmill.types import Completion, Message, Request, Sampling
+from gristmill.types import Completion, Failure, Message, Request, Sampling
 
 pytestmark = pytest.mark.model
 
@@ -199,6 +199,36 @@ def test_a_row_that_does_not_fit_alone_is_a_failure_not_an_answer(engine: Static
     (outcome,) = full.generate(ask(QUESTIONS[:1], Sampling(max_new_tokens=4)))
     assert not isinstance(outcome, Completion)
     assert (outcome.reason, outcome.id) == ("out_of_memory", "r0")
+
+
+def test_a_row_with_logits_that_are_not_finite_fails_and_its_neighbours_are_answered(
+    engine: StaticEngine, model: ModelConfig
+) -> None:
+    import torch
+
+    requests = ask(QUESTIONS[:3], Sampling(max_new_tokens=6))
+    sound = answers(engine, requests)
+    longest_first = sorted(range(3), key=lambda n: -engine.prompt_tokens(requests)[n])
+    calls = 0
+
+    def spoil(_module: object, _arguments: object, output: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # the second new token of the second row
+            output[1] = torch.nan
+        return output
+
+    hook = engine._model.get_output_embeddings().register_forward_hook(spoil)
+    try:
+        outcomes = {outcome.id: outcome for outcome in engine.generate(requests)}
+    finally:
+        hook.remove()
+    broken = outcomes.pop(f"r{longest_first[1]}")
+    assert isinstance(broken, Failure)
+    assert (broken.reason, "new token 2" in broken.detail) == ("non_finite_logits", True)
+    assert {name: getattr(found, "text", None) for name, found in outcomes.items()} == {
+        name: sound[name].text for name in outcomes
+    }
 
 
 @pytest.fixture

@@ -36,16 +36,16 @@ def model_identity(model: ModelConfig, weights_hash: str) -> JsonDict:
     }
 
 
-def request_key(request: Request, identity: JsonDict, model: ModelConfig, overflows: bool) -> str:
+def request_key(request: Request, identity: JsonDict, model: ModelConfig, overflowed: int | None) -> str:
     """The key of one request for one model.
 
     Args:
         request: the request; its sampling settings and seed are part of the key.
         identity: `model_identity` of the model that answers.
         model: the model's config, for the overflow policy.
-        overflows: whether the prompt and max_new_tokens exceed the context.
+        overflowed: the context that prompt and max_new_tokens exceed; None when they fit.
     """
-    policy = [model.on_overflow, model.context_tokens] if overflows else None
+    policy = None if overflowed is None else [model.on_overflow, overflowed]
     return digest({"request": request_to_json(request), "model": identity, "overflow": policy})
 
 

@@ -44,7 +44,7 @@ def manifest(unit: str, spec: ModelSpec, weights: JsonDict, tally: Tally, journa
         "gristmill": __version__,
         "generation_version": GENERATION_VERSION,
         "python": platform.python_version(),
-        "packages": _versions(),
+        "packages": installed_versions(),
         "spec": spec.model_dump(),
         "weights": weights,
         "requests": len(tally.keys),
@@ -55,7 +55,8 @@ def manifest(unit: str, spec: ModelSpec, weights: JsonDict, tally: Tally, journa
     }
 
 
-def _versions() -> dict[str, str | None]:
+def installed_versions() -> dict[str, str | None]:
+    """Package → version in this environment, None for one that is not installed."""
     versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:

@@ -24,6 +24,7 @@ from gristmill.engines.overflow import overflows
 from gristmill.errors import UserError, some
 from gristmill.files import read_jsonl, write_jsonl
 from gristmill.keys import model_identity, request_key
+from gristmill.manifest import installed_versions
 from gristmill.progress import Progress, log
 from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
 
@@ -79,7 +80,8 @@ def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict) -> dict[st
     found: dict[str, Request] = {}
     for line in read_jsonl(path):
         request = request_from_json(line)
-        found[request_key(request, identity, model, overflows(request, line["prompt_tokens"], limit))] = request
+        overflowed = limit if overflows(request, line["prompt_tokens"], limit) else None
+        found[request_key(request, identity, model, overflowed)] = request
     return found
 
 
@@ -182,7 +184,7 @@ def _worker_info(shard: Shard, engine: Engine, why: str, devices: list[Gpu]) -> 
     info["devices"] = [asdict(gpu) for gpu in devices]
     for name in ("device_map", "dtype"):
         info[name] = getattr(engine, name, None)
-    return info
+    return info | {"packages": installed_versions()}
 
 
 def _summary(progress: Progress, load_s: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
+from gristmill.engines.finite_rows import FiniteRows
 from gristmill.engines.loading import load_model, placement
 from gristmill.engines.overflow import overflows, shorten
 from gristmill.engines.row_sampler import RowSampler
@@ -79,8 +80,9 @@ class StaticEngine:
             yield from self._generate_alike(sorted(same, key=lambda item: -item.tokens))
 
     def close(self) -> None:
-        """Free the model's memory."""
+        """Free the model's memory, also for the driver: whoever leases the devices next looks there."""
         del self._model
+        self._release_memory()
 
     def _fit(self, request: Request, ids: list[int]) -> _Item | None:
         """The request as it goes to the model; None when it is to be skipped."""
@@ -131,7 +133,7 @@ class StaticEngine:
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return int(2 * config.num_hidden_layers * heads * size * self._model.dtype.itemsize)
 
-    def _run(self, batch: Sequence[_Item]) -> Iterator[Completion]:
+    def _run(self, batch: Sequence[_Item]) -> Iterator[Outcome]:
         """One call of generate() for a batch of one sampling setting."""
         import torch
 
@@ -144,15 +146,19 @@ class StaticEngine:
             [[pad] * (width - len(item.ids)) + item.ids for item in batch], device=device
         )  # (B, T)
         mask = torch.tensor([[0] * (width - len(item.ids)) + [1] * len(item.ids) for item in batch], device=device)
+        finite = FiniteRows(width)
+        settings = self._settings(sampling, [item.request for item in batch], finite)
         with torch.inference_mode():
-            output = self._model.generate(
-                input_ids, attention_mask=mask, **self._settings(sampling, [item.request for item in batch])
-            )  # (B, T + N)
+            output = self._model.generate(input_ids, attention_mask=mask, **settings)  # (B, T + N)
         seconds = time.perf_counter() - start
-        for item, row in zip(batch, output[:, width:].tolist(), strict=True):
-            yield self._completion(item, row, seconds)
+        for item, row, broken in zip(batch, output[:, width:].tolist(), finite.first_steps(), strict=True):
+            end = next((place for place, token in enumerate(row) if token in self._stop_ids), None)
+            if broken is not None and (end is None or broken <= end):
+                yield _not_finite(item, broken, self.dtype)
+            else:
+                yield self._completion(item, row, end, seconds)
 
-    def _settings(self, sampling: Sampling, requests: Sequence[Request]) -> dict[str, Any]:
+    def _settings(self, sampling: Sampling, requests: Sequence[Request], finite: FiniteRows) -> dict[str, Any]:
         """Arguments of generate(); the model's own generation config must not add sampling of its own."""
         from transformers import GenerationConfig
 
@@ -163,18 +169,19 @@ class StaticEngine:
                 repetition_penalty=sampling.repetition_penalty,
                 eos_token_id=self._stop_ids or None,
                 pad_token_id=self._pad_id(),
-            )
+            ),
+            "logits_processor": [finite],
         }
         if sampling.temperature > 0:
             seeds = [row_seed(request) for request in requests]
-            settings["logits_processor"] = [RowSampler(seeds, sampling.temperature, sampling.top_k, sampling.top_p)]
+            sampler = RowSampler(seeds, sampling.temperature, sampling.top_k, sampling.top_p)
+            settings["logits_processor"].append(sampler)
         if sampling.stop:
             settings |= {"stop_strings": list(sampling.stop), "tokenizer": self._chat.tokenizer}
         return settings
 
-    def _completion(self, item: _Item, row: list[int], seconds: float) -> Completion:
-        """Read one row of the output: up to the first stop token, then up to the first stop text."""
-        end = next((place for place, token in enumerate(row) if token in self._stop_ids), None)
+    def _completion(self, item: _Item, row: list[int], end: int | None, seconds: float) -> Completion:
+        """Read one row of the output: up to the stop token at `end`, then up to the first stop text."""
         ids = row if end is None else row[:end]
         finish: FinishReason = "length" if end is None else "stop"
         text = self._chat.decode(ids)
@@ -227,3 +234,9 @@ def _out_of_memory(item: _Item) -> Failure:
     request = item.request
     detail = f"a batch of one row with {len(item.ids)} prompt tokens and {request.sampling.max_new_tokens} new ones"
     return Failure(request.id, request.sample, request.variant, "out_of_memory", detail)
+
+
+def _not_finite(item: _Item, step: int, dtype: str) -> Failure:
+    request = item.request
+    detail = f"the logits of new token {step + 1} are not finite in {dtype}; try dtype bfloat16 or float32"
+    return Failure(request.id, request.sample, request.variant, "non_finite_logits", detail)
