@@ -65,7 +65,7 @@ GPUS = CONFIG.gpus.model_dump_json()
 
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
 PROMPT_CODE = code_digest("prompts", "rendering", "judging.items", "judging.requests")
-READING_CODE = code_digest("judging", "grading", "intervals", "metrics")
+READING_CODE = code_digest("judging", "grading", "intervals", "metrics", "gpu_usage")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
 JUDGE_FILES = ["verdicts.jsonl", "metrics.json", "manifest.json"]

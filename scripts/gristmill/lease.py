@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gristmill import locks
+from gristmill import health, locks
 from gristmill.errors import UserError
 from gristmill.types import Gpu
 
@@ -52,12 +52,13 @@ def leased(
         log: takes progress messages.
 
     Raises:
-        UserError: there are fewer devices than `count`, or the wait ran out.
+        UserError: there are fewer devices than `count`, also without those set aside (health.py), or the wait ran out.
     """
     if count > len(gpus):
         raise UserError(f"gpus_per_model={count} but {len(gpus)} GPUs may be used here; use {len(gpus)} or fewer")
     if "torch" in sys.modules:
         raise AssertionError("a lease must be taken before torch is imported, or its mask has no effect")
+    health.refuse_sick(gpus, count, lease_folder())
     held = _wait_for_group(gpus, count, purpose, wait_s, log)
     previous = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu, _ in held)
@@ -93,8 +94,12 @@ def _try_group(folder: Path, gpus: Sequence[Gpu], count: int, purpose: str) -> t
     """A whole group, or nothing and a text that says who holds what."""
     held: list[tuple[Gpu, int]] = []
     busy: list[str] = []
+    sick = health.quarantined(folder, time.time())
     with contextlib.ExitStack() as part:  # an incomplete group goes back, also when a lock file cannot be used
         for gpu in gpus:
+            if gpu.uuid in sick:
+                busy.append(f"GPU {gpu.index} set aside: {sick[gpu.uuid]}")
+                continue
             path = folder / f"{gpu.uuid}.lock"
             fd = locks.try_lock(path, purpose)
             if fd is None:

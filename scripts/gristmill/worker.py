@@ -26,6 +26,7 @@ from gristmill.files import read_jsonl, write_jsonl
 from gristmill.keys import model_identity, request_key
 from gristmill.progress import Progress, log
 from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
+from gristmill.watch import Place, Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Shard:
     requests: Path
     journal: Path
     part: Path
+    gpu_samples: Path
 
 
 class Interrupted(BaseException):
@@ -108,13 +110,15 @@ def _answer(
     threads: int,
 ) -> list[Failure]:
     """Ask the model for what is missing; completions go to the journal and into `known`."""
-    with _devices(shard, model, config) as devices:
+    place = Place(shard.unit, shard.name, shard.gpu_samples)
+    with _devices(shard, model, config) as devices, Watch(devices, place, config, log) as watch:
         start = time.monotonic()
         engine, why = _open(model, weights, bool(devices), threads)
         load_s = time.monotonic() - start
+        watch.loaded()
         log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
         try:
-            return _journal_outcomes(shard, engine, why, devices, load_s, missing, known)
+            return _journal_outcomes(shard, engine, why, devices, load_s, missing, known, watch)
         finally:
             engine.close()
 
@@ -127,6 +131,7 @@ def _journal_outcomes(
     load_s: float,
     missing: dict[str, Request],
     known: dict[str, Completion],
+    watch: Watch,
 ) -> list[Failure]:
     waiting = {request.rid: key for key, request in missing.items()}
     failures: list[Failure] = []
@@ -137,6 +142,7 @@ def _journal_outcomes(
             if key is None:
                 raise RuntimeError(f"engine {engine.name} answered {outcome.rid}, which does not wait for an answer")
             segment.append(key, outcome)
+            watch.add(outcome)
             progress.add(outcome)
             if isinstance(outcome, Completion):
                 known[key] = outcome

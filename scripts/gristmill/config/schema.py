@@ -215,6 +215,14 @@ class GpusConfig(Section):
     total: int | None = Field(
         None, ge=1, description="Tokens when --resources gpu is not given, on a machine without GPUs or a cluster."
     )
+    load_minutes: float | None = Field(
+        60.0, gt=0, description="A model that takes longer to load counts as hung; the job ends. null: never."
+    )
+    stall_minutes: float | None = Field(
+        120.0, gt=0, description="A job with no answer for longer counts as hung; it ends. null: never."
+    )
+    health: bool = Field(True, description="End a job on a GPU error and set the GPU aside; false: go on.")
+    prometheus: str | None = Field(None, description="Folder for node_exporter textfiles of the GPUs at work.")
 
 
 class ReportConfig(Section):
