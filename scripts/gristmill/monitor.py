@@ -7,8 +7,8 @@
   session id, and a line that a kill tore is ended before the next attempt writes.
 - A field that the card does not have is null. `utilization_ratio` is the share of time in which any kernel ran, not how
   much of the GPU it used.
-- Cost: 60 µs a sample and GPU with an NVML that answers at once (benchmarks/sampler_cost.py), and about 1.3 MB an hour
-  and GPU on disk.
+- Cost: 20 to 29 µs a sample and GPU with an NVML that answers at once (benchmarks/sampler_cost.py --fake, 2 shared CPU
+  cores, 2026-11-28), in a thread of its own; about 1.1 MB an hour and GPU on disk.
 """
 
 from __future__ import annotations
