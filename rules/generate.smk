@@ -37,7 +37,8 @@ rule generate:
         unit="runs/{run}",
         journal=f"{RUN}/journal",
     shell:
-        program("generate.py", "--gpus", GPUS) + " --spec {params.spec:q} --weights {input.weights:q} "
+        program("generate.py", "--gpus", GPUS, "--workers", WORKERS)
+        + " --spec {params.spec:q} --weights {input.weights:q} "
         "--shard {input.shards:q}/{wildcards.shard}-of-{wildcards.shards}.jsonl --journal {params.journal:q} "
         "--unit {params.unit:q} --gpu-samples results/{params.unit:q}/gpu --threads {threads} "
         "--out {output:q} > {log:q} 2>&1"

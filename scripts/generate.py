@@ -20,6 +20,7 @@ from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_json
 from gristmill.worker import Interrupted, Shard, run_shard
+from gristmill.workers import Worker, decode_workers, worker_of
 
 
 def main() -> None:
@@ -27,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True)
     parser.add_argument("--gpus", default="{}", help="JSON of the config's gpus section")
+    parser.add_argument("--workers", default="{}", help="JSON of the plan's workers; shard k runs on worker k's GPUs")
     parser.add_argument("--weights", required=True, type=Path)
     parser.add_argument("--shard", required=True, type=Path)
     parser.add_argument("--journal", required=True, type=Path)
@@ -39,7 +41,9 @@ def main() -> None:
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec)
     name = args.shard.stem
-    shard = Shard(args.unit, name, args.shard, args.journal, args.out, args.gpu_samples / f"{name}.jsonl")
+    workers = decode_workers(args.workers).get(spec.name) or [Worker(spec.model.gpus_per_model)]
+    worker = worker_of(workers, int(name.partition("-")[0]))
+    shard = Shard(args.unit, name, args.shard, args.journal, args.out, args.gpu_samples / f"{name}.jsonl", worker)
     try:
         run_shard(shard, spec.model, read_json(args.weights), decode(GpusConfig, args.gpus), args.threads)
     except Interrupted as stop:

@@ -27,6 +27,7 @@ from gristmill.keys import model_identity, request_key
 from gristmill.progress import Progress, log
 from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
 from gristmill.watch import Place, Watch
+from gristmill.workers import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Shard:
     journal: Path
     part: Path
     gpu_samples: Path
+    worker: Worker
 
 
 class Interrupted(BaseException):
@@ -117,6 +119,7 @@ def _answer(
         load_s = time.monotonic() - start
         watch.loaded()
         log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
+        log(f"layers: {getattr(engine, 'device_map', None) or 'none'}")
         try:
             return _journal_outcomes(shard, engine, why, devices, load_s, missing, known, watch)
         finally:
@@ -158,16 +161,23 @@ def _journal_outcomes(
 @contextlib.contextmanager
 def _devices(shard: Shard, model: ModelConfig, config: GpusConfig) -> Iterator[list[Gpu]]:
     """A lease on the model's group, also for the echo engine, which stands in for a real one; nothing without a GPU."""
-    there = gpus.usable(gpus.inventory(), os.environ, config.devices)
-    if not there and model.engine != "echo" and config.devices != "auto":
-        raise UserError(f"gpus.devices is {config.devices}, but no such GPU may be used on this host; set it to auto")
+    group = shard.worker.group
+    wanted = config.devices if group is None else config.groups[group].devices
+    there = gpus.usable(gpus.inventory(), os.environ, wanted)
+    if not there and model.engine != "echo" and wanted != "auto":
+        raise UserError(f"gpus.devices is {wanted}, but no such GPU may be used on this host; set it to auto")
     if not there:
         yield []
         return
-    purpose = f"{shard.unit} {shard.name}"
-    with lease.leased(there, model.gpus_per_model, purpose, config.wait_minutes * 60, log) as devices:
+    rule = "judge_generate" if shard.unit.startswith("judges/") else "generate"
+    want = (there, shard.worker.gpus, f"{rule} {shard.unit} {shard.name}", config.wait_minutes * 60)
+    with lease.leased(*want, log, gpus.links(there), _filled(config)) as devices:
         log(f"lease on {_device_names(devices)}")
         yield devices
+
+
+def _filled(config: GpusConfig) -> lease.Foreign:
+    return lambda there: lease.filled(there, config.busy_memory_mib)
 
 
 def _open(model: ModelConfig, weights: JsonDict, on_gpu: bool, threads: int) -> tuple[Engine, str]:
