@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from gristmill import lease, locks
+from gristmill import health, lease, locks
 from gristmill.errors import UserError
 from gristmill.gpus import read_inventory
 from gristmill.lease import lease_folder, leased
@@ -270,6 +270,24 @@ def test_what_a_job_with_a_lease_fills_is_no_foreign_use(
     with leased(gpus, 1, "mine", 0, print):
         assert set(lease.foreign_use(gpus, 1024)) == {"GPU-1"}
     assert set(lease.foreign_use(gpus, 1024)) == {"GPU-0", "GPU-1"}
+
+
+def test_a_gpu_that_is_set_aside_is_passed_over_and_a_plan_leaves_it_out(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRISTMILL_INVENTORY", str(tmp_path / "gpus.json"))
+    gpus = write_inventory(tmp_path / "gpus.json", 0, 0)
+    health.set_aside(lease_folder(), health.Fault((gpus[0],), "Xid 79"))
+    with leased(gpus, 1, "mine", 0, print) as held:
+        assert held == [gpus[1]]
+    sick = lease_folder() / f"{gpus[0].uuid}.sick"
+    assert lease.foreign_use(gpus, 1024) == {gpus[0].uuid: f"set aside: Xid 79; rm {sick} to use it"}
+
+
+def test_a_group_that_is_not_fit_is_refused_at_once(folder: Path) -> None:
+    health.set_aside(lease_folder(), health.Fault((GPUS[2],), "Xid 79"))
+    with pytest.raises(UserError, match=r"gpus_per_model=4 but 3 of 4 GPUs are fit; GPU 2: Xid 79; rm "):
+        leased(GPUS, 4, "mine", 3600, print).__enter__()
 
 
 def test_a_process_holds_one_mig_device_and_no_more(folder: Path) -> None:

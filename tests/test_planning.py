@@ -263,15 +263,17 @@ def test_broken_workers_are_refused_in_one_line(broken: str) -> None:
 
 
 def test_gpus_that_others_fill_are_left_out_and_named() -> None:
-    busy = {"GPU-0001": "pid 99 (python, 70000 MiB)"}
+    busy = {"GPU-0001": "filled by pid 99 (python, 70000 MiB)"}
     made = make_plan(config({"m": 1}), gpus(3), None, 16, False, busy)
     assert (made.tokens, [gpu.index for gpu in made.gpus]) == (2, [0, 2])
     assert "left out: GPU-0001, filled by pid 99 (python, 70000 MiB)" in plan_text(config({"m": 1}), made)
 
 
 def test_a_model_that_is_too_large_for_what_others_leave_is_refused_with_the_reason() -> None:
-    with pytest.raises(UserError, match=r"2 more GPUs filled by others, see gpus.busy_memory_mib"):
-        make_plan(config({"m": 4}), gpus(4), None, 16, False, {"GPU-0000": "pid 9", "GPU-0001": "pid 9"})
+    with pytest.raises(UserError, match=r"GPU-0000 left out, filled by pid 9; GPU-0001 left out, filled by pid 9"):
+        make_plan(
+            config({"m": 4}), gpus(4), None, 16, False, dict.fromkeys(("GPU-0000", "GPU-0001"), "filled by pid 9")
+        )
 
 
 def test_when_others_fill_all_gpus_the_jobs_are_planned_and_wait() -> None:

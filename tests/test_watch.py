@@ -410,10 +410,12 @@ with Watch([gpu], Place("runs/plain", "1-of-1", folder / "s.jsonl"), config, pri
 """
 
 
-def hang(folder: Path, phase: str, config: JsonDict, card: JsonDict) -> subprocess.CompletedProcess[str]:
+def hang(
+    folder: Path, phase: str, config: JsonDict, card: JsonDict, program: str = HANGS
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": f"{FAKE}:{SCRIPTS}", "GRISTMILL_LEASES": str(folder / "leases")}
     environment |= {"FAKE_NVML": json.dumps({"GPU-3": card})}
-    command = [sys.executable, "-c", HANGS, str(folder), phase, json.dumps(config)]
+    command = [sys.executable, "-c", program, str(folder), phase, json.dumps(config)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
 
 
@@ -426,6 +428,16 @@ def test_a_hung_load_ends_the_process_with_one_line_and_sets_the_gpu_aside(tmp_p
         "set aside for 1 h"
     )
     assert "GPU-3" in health.quarantined(tmp_path / "leases", time.time())
+
+
+def test_a_load_that_hangs_with_the_interpreters_lock_ends_too(tmp_path: Path) -> None:
+    locked = "import ctypes\nfrom gristmill import watch\nwatch.BACKSTOP_S = 1\n" + HANGS.replace(
+        "    time.sleep(60)\n", "    ctypes.PyDLL(None).sleep(40)\n"
+    )
+    ended = hang(tmp_path, "load", {"load_minutes": 0.01}, {}, locked)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Timeout (0:00:01")
+    assert "in <module>" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,12 @@ def filled(gpus: Sequence[Gpu], limit_mib: int) -> dict[str, str]:
 
 
 def foreign_use(gpus: Sequence[Gpu], limit_mib: int) -> dict[str, str]:
-    """As `filled`, without the GPUs that gristmill jobs hold: what a plan must do without."""
-    found = filled(gpus, limit_mib)
-    return {uuid: who for uuid, who in found.items() if not locks.is_held(lease_folder() / f"{uuid}.lock")}
+    """UUID → why a plan must do without it: others fill it and no gristmill job holds it, or it is set aside."""
+    folder = lease_folder()
+    sick = health.quarantined(folder, time.time())
+    found = {uuid: f"filled by {who} (gpus.busy_memory_mib)" for uuid, who in filled(gpus, limit_mib).items()}
+    free = {uuid: why for uuid, why in found.items() if not locks.is_held(folder / f"{uuid}.lock")}
+    return free | {gpu.uuid: f"set aside: {sick[gpu.uuid]}" for gpu in gpus if gpu.uuid in sick}
 
 
 def _wait_for_group(wish: Wish, wait_s: float, log: Callable[[str], None]) -> list[tuple[Gpu, int]]:

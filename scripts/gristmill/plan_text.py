@@ -29,7 +29,7 @@ def plan_text(
     """
     lines = [_tokens_line(plan)]
     lines += [_gpu_line(gpu, (uses or {}).get(gpu.uuid)) for gpu in plan.gpus]
-    lines += [f"  left out: {uuid}, filled by {who} (gpus.busy_memory_mib)" for uuid, who in plan.busy.items()]
+    lines += [f"  left out: {uuid}, {why}" for uuid, why in plan.busy.items()]
     for name in plan.gpus_per_model:
         lines.append(_model_line(plan, name, links or {}))
         lines += [f"  {line}" for line in memory_lines(config, plan, name, where)]

@@ -58,7 +58,7 @@ class Plan:
     cluster: bool = False
     #: What gpus.groups says; empty: all GPUs are one group.
     groups: tuple[Group, ...] = ()
-    #: GPUs that may be used but that others fill, UUID → who; the plan does without them.
+    #: GPUs that may be used but that others fill or that are set aside, UUID → why; the plan does without them.
     busy: Mapping[str, str] = field(default_factory=dict)
 
     def workers(self, model: str) -> int:
@@ -107,7 +107,7 @@ def make_plan(
         limit: N of `--resources gpu=N`, None when it was not given.
         cores: `--cores`, None on a cluster.
         cluster: whether jobs run elsewhere, so that this machine's GPUs say nothing.
-        busy: UUID → who, for the GPUs that others fill without a lease.
+        busy: UUID → why, for the GPUs that others fill without a lease and those that are set aside.
 
     Raises:
         UserError: a model needs more GPUs than there are tokens, or gpus.devices names none that may be used.
@@ -196,7 +196,7 @@ def _too_large(plan: Plan, name: str, source: str) -> str:
             f"({sizes} GPUs; {count(tokens, 'GPU token')}: {source}); lower gpus_per_model of the model or of a group, "
             "or name more devices"
         )
-    busy = f"; {count(len(plan.busy), 'more GPU')} filled by others, see gpus.busy_memory_mib" if plan.busy else ""
+    busy = "".join(f"; {uuid} left out, {why}" for uuid, why in plan.busy.items())
     fitting = ", ".join(str(number) for number in range(1, tokens + 1) if tokens % number == 0)
     return (
         f"models.{name}.gpus_per_model is {size}, but there are {count(tokens, 'GPU token')} ({source}{busy}); "

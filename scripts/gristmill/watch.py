@@ -10,11 +10,14 @@
   ends the process from the thread: the GPU is set aside, one line goes to stderr, and os._exit leaves with FAULT_EXIT.
   Nothing is lost by it: the journal and the samples hand each record to the operating system as it comes, a torn last
   line is dropped by their readers, and the kernel releases the lease.
+- A load that hangs while it holds the interpreter's lock stops both threads too. faulthandler's timer needs no lock: it
+  ends the process with status 1 and a traceback BACKSTOP_S later, and sets nothing aside.
 - Without a driver the clock still runs and nothing is sampled. The engine never waits for any of this.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
@@ -36,6 +39,7 @@ from gristmill.types import Completion, Gpu, JsonDict, Outcome
 #: EX_TEMPFAIL of sysexits.h: try again. Elsewhere, perhaps: the GPU is set aside.
 FAULT_EXIT = 75
 CLOCK_S = 0.5
+BACKSTOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +83,23 @@ class Watch:
             self._monitor = self._start_monitor(self._doctor.cards)
         self._since = time.monotonic()
         threading.Thread(target=self._watch_clock, daemon=True, name="gpu-clock").start()
+        if self._config.load_minutes is not None:
+            limit_s = self._config.load_minutes * 60 + BACKSTOP_S
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=2)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         """Look a last time, which finds the sick GPU behind a CUDA error, and stop; a stuck NVML is left as it is."""
         if isinstance(value, Exception) and self._monitor is not None:
             self._log(f"the job ends with {type(value).__name__}: {value}")
+        faulthandler.cancel_dump_traceback_later()
         self._ended.set()
         if self._monitor is None or self._monitor.stop():
             self._close()
 
     def loaded(self) -> None:
         """The model is there; from now on outcomes are expected."""
+        faulthandler.cancel_dump_traceback_later()
         self._since, self._phase = time.monotonic(), "generate"
 
     def add(self, outcome: Outcome) -> None:
