@@ -2,6 +2,7 @@
 #
 #   snakemake --cores all --resources gpu=4                 run config/config.yaml on four GPUs
 #   snakemake --cores all --configfile my.yaml              another config (it replaces the demo's)
+#   snakemake --cores all plan                              who gets which GPUs, what fits them; runs nothing
 #   snakemake --cores all -n                                show all jobs, run none
 #
 # The stages are in rules/, their programs and the typed library in scripts/, the settings in config/README.md.
@@ -40,6 +41,11 @@ rule all:
     input:
         "results/report.html",
         exports(),
+
+
+# `snakemake plan` starts no job: the plan stands in front of every run.
+rule plan:
+    localrule: True
 
 
 onstart:

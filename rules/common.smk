@@ -5,20 +5,24 @@ from pathlib import Path
 
 from snakemake.resources import Resource
 
-from gristmill import GENERATION_VERSION, gpus
+from gristmill import GENERATION_VERSION, gpus, lease
 from gristmill.config import specs
 from gristmill.config.check import check_data, rows_up_to
 from gristmill.config.load import load_config
 from gristmill.errors import UserError
 from gristmill.files import write_bytes
 from gristmill.keys import code_digest
+from gristmill.model_memory import refuse_unfit
+from gristmill.plan_text import plan_text
 from gristmill.planning import make_plan
 from gristmill.shards import shard_count
 from gristmill.weights import weights_inputs
+from gristmill.workers import encode_workers, worker_of
 
 MODEL = "results/models/{model}.json"
 RUN = "results/runs/{run}"
 JUDGE = "results/judges/{judge}/{target}"
+TOKENS = "GRISTMILL_CLUSTER_TOKENS"
 
 
 wildcard_constraints:
@@ -46,32 +50,45 @@ def resource_limit(name):
     return None if found is None else found.value
 
 
+def decide(loaded):
+    """The plan; inside a cluster's job the one of the Snakemake that submitted it, whatever GPUs that node has."""
+    cluster = workflow.remote_exec or resource_limit("_nodes") is not None
+    limit = int(os.environ[TOKENS]) if workflow.remote_exec and TOKENS in os.environ else resource_limit("gpu")
+    usable = [] if cluster else gpus.usable(gpus.inventory(), os.environ, loaded.gpus.wanted())
+    busy = lease.foreign_use(usable, loaded.gpus.busy_memory_mib)
+    made = make_plan(loaded, usable, limit, resource_limit("_cores"), cluster, busy)
+    refuse_unfit(loaded, made)
+    return made
+
+
 def load():
     """The checked config and the plan; a mistake ends Snakemake with one line for each problem and no traceback."""
     try:
         loaded = load_config(config, [Path.cwd(), Path(workflow.basedir)])
         check_data(loaded)
-        cluster = resource_limit("_nodes") is not None
-        usable = [] if cluster else gpus.usable(gpus.inventory(), os.environ, loaded.gpus.devices)
-        return loaded, make_plan(loaded, usable, resource_limit("gpu"), resource_limit("_cores"), cluster), cluster
+        return loaded, decide(loaded)
     except UserError as error:
         for line in str(error).splitlines():
             print(f"config error: {line}", file=sys.stderr)
         sys.exit(2)
 
 
-CONFIG, PLAN, ON_CLUSTER = load()
+CONFIG, PLAN = load()
 GPUS = CONFIG.gpus.model_dump_json()
+WORKERS = encode_workers(PLAN.all_workers())
 
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
 PROMPT_CODE = code_digest("prompts", "rendering", "rows", "judging.items", "judging.requests")
-READING_CODE = code_digest("judging", "grading", "intervals", "metrics")
+READING_CODE = code_digest("judging", "grading", "intervals", "metrics", "gpu_usage")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
 JUDGE_FILES = ["verdicts.jsonl", "metrics.json", "manifest.json"]
 
 # Without a limit Snakemake ignores the tokens and starts everything at once.
-if not ON_CLUSTER:
+if PLAN.cluster:
+    os.environ[TOKENS] = str(PLAN.tokens)
+    workflow.register_envvars(TOKENS)
+else:
     workflow.register_resource("gpu", Resource("gpu", PLAN.tokens))
 
 
@@ -103,7 +120,7 @@ def shards_of(wildcards):
 
 
 def gpus_of(wildcards):
-    return PLAN.gpus_per_model[unit_of(wildcards).model]
+    return worker_of(PLAN.workers_of(unit_of(wildcards).model), int(wildcards.shard)).gpus
 
 
 def threads_of(wildcards):
@@ -193,5 +210,6 @@ def judge_folders():
 
 
 def announce_plan():
-    write_bytes("results/plan.txt", PLAN.text().encode())
-    print(PLAN.text(), end="", file=sys.stderr)
+    text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
+    write_bytes("results/plan.txt", text.encode())
+    print(text, end="", file=sys.stderr)

@@ -24,6 +24,8 @@ rule generate:
         temp(f"{RUN}/parts/{{shards}}/{{shard}}-of-{{shards}}.jsonl"),
     log:
         f"{RUN}/logs/generate-{{shard}}-of-{{shards}}.log",
+    # A GPU with an error is set aside (gristmill.health); the second try takes another.
+    retries: 1
     conda:
         "../envs/gpu.yaml"
     threads: threads_of
@@ -35,6 +37,8 @@ rule generate:
         unit="runs/{run}",
         journal=f"{RUN}/journal",
     shell:
-        program("generate.py", "--gpus", GPUS) + " --spec {params.spec:q} --weights {input.weights:q} "
+        program("generate.py", "--gpus", GPUS, "--workers", WORKERS)
+        + " --spec {params.spec:q} --weights {input.weights:q} "
         "--shard {input.shards:q}/{wildcards.shard}-of-{wildcards.shards}.jsonl --journal {params.journal:q} "
-        "--unit {params.unit:q} --threads {threads} --out {output:q} > {log:q} 2>&1"
+        "--unit {params.unit:q} --gpu-samples results/{params.unit:q}/gpu --threads {threads} "
+        "--out {output:q} > {log:q} 2>&1"

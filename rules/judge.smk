@@ -81,4 +81,5 @@ rule verdicts:
     shell:
         program("verdicts.py") + " --spec {params.spec:q} --generations {input.generations:q} "
         "--judge-generations {input.judge_generations:q} {params.agreement:q} "
+        "--gpu-samples results/judges/{wildcards.judge}/{wildcards.target}/gpu "
         "--verdicts {output.verdicts:q} --metrics {output.metrics:q} > {log:q} 2>&1"

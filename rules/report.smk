@@ -16,6 +16,7 @@ rule metrics:
         code=READING_CODE,
     shell:
         program("metrics.py") + " --spec {params.spec:q} --generations {input:q} "
+        "--gpu-samples results/runs/{wildcards.run}/gpu "
         "--grades {output.grades:q} --metrics {output.metrics:q} > {log:q} 2>&1"
 
 

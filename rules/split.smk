@@ -31,5 +31,6 @@ rule split:
     params:
         spec=model_spec,
     shell:
-        program("split.py") + " --spec {params.spec:q} --weights {input.weights:q} --requests {input.requests:q} "
+        program("split.py", "--workers", WORKERS)
+        + " --spec {params.spec:q} --weights {input.weights:q} --requests {input.requests:q} "
         "--shards {wildcards.shards} --out {output:q} > {log:q} 2>&1"

@@ -2,7 +2,8 @@
 
     python scripts/generate.py --spec "$SPEC" --weights results/models/smollm2.json \
         --shard results/runs/direct/shards/4/1-of-4.jsonl --journal results/runs/direct/journal \
-        --unit runs/direct --threads 2 --out results/runs/direct/parts/4/1-of-4.jsonl
+        --unit runs/direct --threads 2 --gpu-samples results/runs/direct/gpu \
+        --out results/runs/direct/parts/4/1-of-4.jsonl
 
 SPEC is the JSON of gristmill.config.specs.ModelSpec. Requests that the journal has answers to are not asked again; if
 none is left, the model is not loaded. TERM and INT keep what is done; run again to go on.
@@ -19,6 +20,7 @@ from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_json
 from gristmill.worker import Interrupted, Shard, run_shard
+from gristmill.workers import Worker, decode_workers, worker_of
 
 
 def main() -> None:
@@ -26,15 +28,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True)
     parser.add_argument("--gpus", default="{}", help="JSON of the config's gpus section")
+    parser.add_argument("--workers", default="{}", help="JSON of the plan's workers; shard k runs on worker k's GPUs")
     parser.add_argument("--weights", required=True, type=Path)
     parser.add_argument("--shard", required=True, type=Path)
     parser.add_argument("--journal", required=True, type=Path)
     parser.add_argument("--unit", required=True)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--gpu-samples", required=True, type=Path, help="folder for what the GPUs did (docs/outputs.md)"
+    )
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec)
-    shard = Shard(args.unit, args.shard.stem, args.shard, args.journal, args.out)
+    name = args.shard.stem
+    workers = decode_workers(args.workers).get(spec.name) or [Worker(spec.model.gpus_per_model)]
+    worker = worker_of(workers, int(name.partition("-")[0]))
+    shard = Shard(args.unit, name, args.shard, args.journal, args.out, args.gpu_samples / f"{name}.jsonl", worker)
     try:
         run_shard(shard, spec.model, read_json(args.weights), decode(GpusConfig, args.gpus), args.threads)
     except Interrupted as stop:

@@ -16,19 +16,22 @@ from gristmill.errors import run_main
 from gristmill.files import read_json
 from gristmill.progress import log
 from gristmill.splitting import split
+from gristmill.workers import decode_workers
 
 
 def main() -> None:
     """Requests in, shards out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True)
+    parser.add_argument("--workers", default="{}", help="JSON of the plan's workers; shards follow their speeds")
     parser.add_argument("--weights", required=True, type=Path)
     parser.add_argument("--requests", required=True, type=Path)
     parser.add_argument("--shards", required=True, type=int)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec)
-    counts = split(args.requests, args.out, args.shards, spec.model, read_json(args.weights))
+    workers = decode_workers(args.workers).get(spec.name, [])
+    counts = split(args.requests, args.out, args.shards, spec, read_json(args.weights), workers)
     log(f"{sum(counts)} requests in {len(counts)} shards of {min(counts)} to {max(counts)}")
 
 

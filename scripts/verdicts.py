@@ -3,6 +3,7 @@ r"""Read what a judge answered: one verdict per judged answer or pair, and the j
     python scripts/verdicts.py --spec "$SPEC" --generations results/runs/direct/generations.jsonl \
         --judge-generations results/judges/grader/direct/generations.jsonl \
         --grades results/runs/direct/grades.jsonl --metric exact_match \
+        --gpu-samples results/judges/grader/direct/gpu \
         --verdicts results/judges/grader/direct/verdicts.jsonl --metrics results/judges/grader/direct/metrics.json
 
 For a pair, give two --generations files in the order of the spec's target, and neither --grades nor --metric. No model
@@ -19,6 +20,7 @@ from pathlib import Path
 from gristmill.config.specs import VerdictSpec, decode
 from gristmill.errors import UserError, run_main
 from gristmill.files import read_jsonl, write_json, write_jsonl
+from gristmill.gpu_usage import usage_of
 from gristmill.judging.tallies import PairwiseTally, PointwiseTally
 from gristmill.judging.verdicts import judged
 from gristmill.types import JsonDict
@@ -29,7 +31,7 @@ def main() -> None:
     args = _arguments()
     spec = decode(VerdictSpec, args.spec)
     metrics = _pointwise(spec, args) if spec.judge.kind == "pointwise" else _pairwise(spec, args)
-    write_json(args.metrics, metrics)
+    write_json(args.metrics, {**metrics, "gpu": usage_of(args.gpu_samples) if args.gpu_samples else None})
     print(f"{metrics['n']} judged, {metrics['asked']} asked, {metrics['unreadable']} unreadable; {_trust(metrics)}")
 
 
@@ -65,6 +67,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--judge-generations", required=True, type=Path, metavar="FILE", help="the judge's answers")
     parser.add_argument("--grades", type=Path, metavar="FILE", help="the run's grades.jsonl, to compare with")
     parser.add_argument("--metric", metavar="NAME", help="the metric in --grades to compare with")
+    parser.add_argument("--gpu-samples", type=Path, metavar="FOLDER", help="what the judge's GPUs did (may not exist)")
     parser.add_argument("--verdicts", required=True, type=Path, metavar="FILE", help="verdicts.jsonl to write")
     parser.add_argument("--metrics", required=True, type=Path, metavar="FILE", help="metrics.json to write")
     return parser.parse_args()

@@ -150,6 +150,29 @@ def test_a_symbolic_link_is_no_lock_and_its_target_is_not_touched(tmp_path: Path
     assert not target_exists or target.read_text() == "keep"
 
 
+def test_a_file_with_a_second_name_is_no_lock_and_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("keep")
+    (tmp_path / "a.lock").hardlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match=r"a\.lock cannot be used as a lock: it is not a plain file"):
+        locks.try_lock(tmp_path / "a.lock", "mine")
+    assert (tmp_path / "precious").read_text() == "keep"
+
+
+def test_a_pipe_is_no_lock(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.lock")
+    with pytest.raises(UserError, match="not a plain file"):
+        locks.try_lock(tmp_path / "a.lock", "mine")
+
+
+def test_a_lock_is_held_while_its_holder_lives_and_looking_makes_no_file(tmp_path: Path, hold: Hold) -> None:
+    assert not locks.is_held(tmp_path / "a.lock")
+    assert not (tmp_path / "a.lock").exists()
+    child = hold(tmp_path / "a.lock")
+    assert locks.is_held(tmp_path / "a.lock")
+    child.communicate("")
+    assert not locks.is_held(tmp_path / "a.lock")
+
+
 def test_a_folder_is_no_lock(tmp_path: Path) -> None:
     (tmp_path / "a.lock").mkdir()
     with pytest.raises(UserError, match=r"a\.lock cannot be used as a lock"):

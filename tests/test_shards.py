@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.shards import assign, shard_count
+from gristmill.shards import assign, shard_count, shares
 
 LENGTHS = st.lists(st.integers(0, 9000), max_size=200)
 
@@ -59,3 +59,44 @@ def test_dealing_is_the_same_every_time_and_names_only_shards_there_are(lengths:
     dealt = assign(lengths, shards)
     assert dealt == assign(list(lengths), shards)
     assert all(0 <= shard < shards for shard in dealt)
+
+
+# ---- workers of unlike speeds
+
+SPEEDS = st.lists(st.floats(0.01, 100), min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("requests", "speeds", "expected"),
+    [(100, [1, 1, 0.5], [40, 40, 20]), (7, [1, 0.4], [5, 2]), (3, [1, 1, 0.001], [1, 1, 1]), (2, [1, 1, 1], [1, 1, 0])],
+)
+def test_counts_follow_the_speeds_by_largest_remainder(requests: int, speeds: list[float], expected: list[int]) -> None:
+    assert shares(requests, speeds) == expected
+
+
+@given(st.integers(0, 500), SPEEDS)
+def test_all_requests_are_shared_out_and_no_worker_is_without_while_there_are_enough(
+    requests: int, speeds: list[float]
+) -> None:
+    counts = shares(requests, speeds)
+    assert sum(counts) == requests
+    assert min(counts) >= (1 if requests >= len(speeds) else 0)
+    exact = [requests * speed / sum(speeds) for speed in speeds]
+    if min(exact) >= 1:
+        assert all(abs(count - share) < 1 for count, share in zip(counts, exact, strict=True))
+
+
+@given(LENGTHS, SPEEDS)
+def test_each_shard_gets_as_many_requests_as_its_share(lengths: list[int], speeds: list[float]) -> None:
+    dealt = assign(lengths, len(speeds), speeds)
+    counted = [dealt.count(shard) for shard in range(len(speeds))]
+    if len(set(speeds)) > 1:
+        assert counted == shares(len(lengths), speeds)
+    else:
+        assert max(counted) - min(counted) <= 1
+
+
+def test_long_prompts_follow_the_speeds_too() -> None:
+    lengths = [5000] * 30 + [10] * 270
+    dealt = assign(lengths, 3, [1.0, 1.0, 0.5])
+    assert [dealt[:30].count(shard) for shard in range(3)] == [12, 12, 6]

@@ -7,12 +7,15 @@ import pytest
 
 from gristmill.codec import request_from_json
 from gristmill.config.schema import ModelConfig
+from gristmill.config.specs import ModelSpec
 from gristmill.errors import UserError
 from gristmill.files import read_jsonl, write_jsonl
 from gristmill.splitting import CHUNK, measure, split
 from gristmill.types import JsonDict
+from gristmill.workers import Worker
 
 ECHO = ModelConfig(engine="echo")
+SPEC = ModelSpec(name="echo", model=ECHO)
 WEIGHTS: JsonDict = {"context_tokens": None, "folder": None, "weights_hash": "echo"}
 
 
@@ -34,7 +37,7 @@ def shards_in(folder: Path) -> dict[str, list[Any]]:
 
 def test_every_request_is_in_one_shard_in_the_files_order_with_its_length(tmp_path: Path) -> None:
     words = [5, 1, 9, 2, 7, 3, 8, 4]
-    assert split(requests_file(tmp_path, *words), tmp_path / "shards" / "3", 3, ECHO, WEIGHTS) == [3, 3, 2]
+    assert split(requests_file(tmp_path, *words), tmp_path / "shards" / "3", 3, SPEC, WEIGHTS) == [3, 3, 2]
     found = shards_in(tmp_path / "shards" / "3")
     assert list(found) == ["1-of-3.jsonl", "2-of-3.jsonl", "3-of-3.jsonl"]
     assert sorted(one["id"] for shard in found.values() for one in shard) == [f"r{n}" for n in range(8)]
@@ -44,9 +47,15 @@ def test_every_request_is_in_one_shard_in_the_files_order_with_its_length(tmp_pa
         assert [one["prompt_tokens"] for one in shard] == [words[number] for number in numbers]
 
 
+def test_shards_follow_the_speeds_of_the_plans_workers(tmp_path: Path) -> None:
+    workers = [Worker(1, 1.0, 0), Worker(1, 1.0, 0), Worker(2, 0.5, 1)]
+    counts = split(requests_file(tmp_path, *range(1, 51)), tmp_path / "out", 3, SPEC, WEIGHTS, workers)
+    assert counts == [20, 20, 10]
+
+
 def test_a_shard_has_what_the_model_needs_and_no_more(tmp_path: Path) -> None:
     path = requests_file(tmp_path, 4)
-    split(path, tmp_path / "out", 1, ECHO, WEIGHTS)
+    split(path, tmp_path / "out", 1, SPEC, WEIGHTS)
     (found,) = shards_in(tmp_path / "out")["1-of-1.jsonl"]
     assert set(found) == {"id", "sample", "variant", "messages", "sampling", "prompt_tokens"}
     assert request_from_json(found) == request_from_json(next(iter(read_jsonl(path))))
@@ -55,13 +64,13 @@ def test_a_shard_has_what_the_model_needs_and_no_more(tmp_path: Path) -> None:
 def test_a_prompt_that_does_not_fit_stops_before_anything_is_written(tmp_path: Path) -> None:
     path = requests_file(tmp_path, 3, 9, 4)
     with pytest.raises(UserError, match=r"1 prompt does not fit.*9 tokens.*rows: r1#0"):
-        split(path, tmp_path / "shards" / "2", 2, ECHO, WEIGHTS | {"context_tokens": 8})
+        split(path, tmp_path / "shards" / "2", 2, SPEC, WEIGHTS | {"context_tokens": 8})
     assert sorted(found.name for found in tmp_path.iterdir()) == ["requests.jsonl"]
 
 
 def test_a_prompt_that_does_not_fit_passes_with_its_full_length_under_another_policy(tmp_path: Path) -> None:
     skip = ModelConfig(engine="echo", on_overflow="skip", context_tokens=8)
-    split(requests_file(tmp_path, 3, 9), tmp_path / "out", 1, skip, WEIGHTS)
+    split(requests_file(tmp_path, 3, 9), tmp_path / "out", 1, ModelSpec(name="echo", model=skip), WEIGHTS)
     assert [one["prompt_tokens"] for one in shards_in(tmp_path / "out")["1-of-1.jsonl"]] == [3, 9]
 
 
@@ -70,27 +79,27 @@ def test_an_existing_folder_is_replaced_whole(tmp_path: Path) -> None:
     for leftover in (out, out.with_name(".2.tmp")):
         leftover.mkdir(parents=True)
         (leftover / "9-of-9.jsonl").write_text("old")
-    split(requests_file(tmp_path, 1, 1, 1), out, 2, ECHO, WEIGHTS)
+    split(requests_file(tmp_path, 1, 1, 1), out, 2, SPEC, WEIGHTS)
     assert list(shards_in(out)) == ["1-of-2.jsonl", "2-of-2.jsonl"]
     assert [found.name for found in out.parent.iterdir()] == ["2"]
 
 
 def test_an_existing_folder_stays_when_the_split_fails(tmp_path: Path) -> None:
     out = tmp_path / "2"
-    split(requests_file(tmp_path, 1, 1), out, 2, ECHO, WEIGHTS)
+    split(requests_file(tmp_path, 1, 1), out, 2, SPEC, WEIGHTS)
     before = shards_in(out)
     with pytest.raises(UserError):
-        split(requests_file(tmp_path, 9), out, 2, ECHO, WEIGHTS | {"context_tokens": 8})
+        split(requests_file(tmp_path, 9), out, 2, SPEC, WEIGHTS | {"context_tokens": 8})
     assert shards_in(out) == before
 
 
 def test_no_requests_make_empty_shard_files(tmp_path: Path) -> None:
-    assert split(requests_file(tmp_path), tmp_path / "out", 2, ECHO, WEIGHTS) == [0, 0]
+    assert split(requests_file(tmp_path), tmp_path / "out", 2, SPEC, WEIGHTS) == [0, 0]
     assert shards_in(tmp_path / "out") == {"1-of-2.jsonl": [], "2-of-2.jsonl": []}
 
 
 def test_more_shards_than_requests_leave_some_empty(tmp_path: Path) -> None:
-    assert split(requests_file(tmp_path, 1), tmp_path / "out", 3, ECHO, WEIGHTS) == [1, 0, 0]
+    assert split(requests_file(tmp_path, 1), tmp_path / "out", 3, SPEC, WEIGHTS) == [1, 0, 0]
 
 
 def test_requests_beyond_one_chunk_are_measured_too(tmp_path: Path) -> None:

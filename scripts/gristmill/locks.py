@@ -1,7 +1,8 @@
 """Advisory locks that die with their process (flock), and that say who holds them.
 
 - The holder writes its pid, host and purpose into the file, so that a waiting job can name it.
-- Lock files are opened without following symbolic links and are readable by all users of the host.
+- Lock files are opened without following symbolic links and are readable by all users of the host; anything else than a
+  plain file of one name is refused, for writing the note would destroy what a hard link leads to.
 - The file stays when the lock goes: removing it would let two processes lock two files of one name.
 """
 
@@ -12,6 +13,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +41,20 @@ def try_lock(path: Path, purpose: str) -> int | None:
 def release(fd: int) -> None:
     """Give a lock back."""
     os.close(fd)
+
+
+def is_held(path: Path) -> bool:
+    """Whether another process holds a lock now; one that was never taken is not made."""
+    if not path.exists():
+        return False
+    fd = _open(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
 
 
 def holder(path: Path) -> str:
@@ -73,7 +89,17 @@ def held(path: Path, purpose: str, wait_s: float, log: Callable[[str], None]) ->
 
 
 def _open(path: Path) -> int:
-    """Open or create a lock file.
+    """Open or create a lock file, a plain one with no second name."""
+    fd = _open_any(path)
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        return fd
+    os.close(fd)
+    raise UserError(f"{path} cannot be used as a lock: it is not a plain file with one name; remove it")
+
+
+def _open_any(path: Path) -> int:
+    """Open or create a file.
 
     An existing one is opened without O_CREAT: Linux forbids creating over another user's file in a sticky folder
     (fs.protected_regular).

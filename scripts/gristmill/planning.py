@@ -1,19 +1,24 @@
-"""How many workers each model gets, said before the first job.
+"""How many workers each model gets and on which GPUs, said before the first job (plan_text.py says it).
 
 - Tokens are what `--resources gpu=N` gives; without it, the GPUs this machine may use, or on a machine without any
   `gpus.total` (default 1) slots of CPU. On a cluster, where no limit is given, `gpus.total` says how many to plan for.
 - A limit above the GPUs that may be used is lowered to them, and the plan says so.
+- GPUs that others fill without a lease are left out, unless that leaves none: then the jobs wait for them.
 - workers = tokens / gpus_per_model. A model larger than the tokens stops here: Snakemake would silently give it less.
+- With `gpus.groups` every group has workers of its own: of the group's gpus_per_model, or of the model's where that is
+  larger. A model never gets fewer GPUs than it asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from gristmill.config.schema import Config
+from gristmill.config.schema import Config, GpusConfig
 from gristmill.errors import UserError
+from gristmill.gpus import usable as usable_of
 from gristmill.types import Gpu
+from gristmill.workers import Worker
 
 #: More CPU threads than this do not help a GPU worker; on a machine without GPUs all cores are shared out.
 GPU_WORKER_THREADS = 8
@@ -22,21 +27,61 @@ CLUSTER_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """GPUs that are alike."""
+
+    gpus: tuple[Gpu, ...]
+    #: GPUs of one worker at least.
+    gpus_per_model: int = 1
+    speed: float = 1.0
+    #: Position in gpus.groups; None for the group of all GPUs.
+    number: int | None = None
+
+    @property
+    def memory_mib(self) -> int | None:
+        """Memory of the smallest GPU."""
+        return min((gpu.memory_total_mib for gpu in self.gpus), default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Tokens, and what they mean for every model."""
 
     tokens: int
     gpus: tuple[Gpu, ...]
+    #: What each model asks for itself.
     gpus_per_model: dict[str, int]
     cores: int | None
     #: N of `--resources gpu=N` as it was given.
     limit: int | None = None
     #: The jobs run elsewhere; `gpus` is then empty.
     cluster: bool = False
+    #: What gpus.groups says; empty: all GPUs are one group.
+    groups: tuple[Group, ...] = ()
+    #: GPUs that may be used but that others fill or that are set aside, UUID → why; the plan does without them.
+    busy: Mapping[str, str] = field(default_factory=dict)
 
     def workers(self, model: str) -> int:
         """Groups that can hold a copy of the model at once."""
-        return self.tokens // self.gpus_per_model[model]
+        return len(self.workers_of(model))
+
+    def workers_of(self, model: str) -> list[Worker]:
+        """The model's workers, the fastest first; shard k is worker k's."""
+        size, left = self.gpus_per_model[model], self.tokens
+        if not self.groups:
+            memory_mib = Group(self.gpus).memory_mib
+            return [Worker(size, memory_mib=memory_mib)] * (left // size)
+        found: list[Worker] = []
+        for group in sorted(self.groups, key=lambda group: -group.speed):
+            each = max(size, group.gpus_per_model)
+            count = min(len(group.gpus), left) // each
+            found += [Worker(each, group.speed, group.number, group.memory_mib)] * count
+            left -= count * each
+        return found
+
+    def all_workers(self) -> dict[str, list[Worker]]:
+        """Model → workers."""
+        return {name: self.workers_of(name) for name in self.gpus_per_model}
 
     def threads(self, model: str) -> int:
         """CPU threads for one worker, so that all workers together fit the cores."""
@@ -45,27 +90,15 @@ class Plan:
         share = max(1, self.cores // max(1, self.workers(model)))
         return min(share, GPU_WORKER_THREADS) if self.gpus else share
 
-    def text(self) -> str:
-        """The plan for people (results/plan.txt)."""
-        lines = [_tokens_line(self)]
-        lines += [f"  GPU {gpu.index}  {gpu.name}  {gpu.memory_total_mib} MiB  {gpu.uuid}" for gpu in self.gpus]
-        lines += [self._model_line(name) for name in self.gpus_per_model]
-        return "\n".join(lines) + "\n"
 
-    def _model_line(self, name: str) -> str:
-        size, workers = self.gpus_per_model[name], self.workers(name)
-        left = self.tokens - workers * size
-        unit = "GPU" if self.gpus or self.cluster else "slot"
-        line = f"model {name}: {_count(size, unit)} each, {_count(workers, 'worker')}"
-        line += f" with {_count(self.threads(name), 'thread')} each"
-        if self.gpus:
-            groups = [self.gpus[start : start + size] for start in range(0, workers * size, size)]
-            line += ": " + ", ".join("+".join(str(gpu.index) for gpu in group) for group in groups)
-            line += " (as long as no other job holds them)"
-        return line + (f"; {left} left over" if left else "")
-
-
-def make_plan(config: Config, usable: Sequence[Gpu], limit: int | None, cores: int | None, cluster: bool) -> Plan:
+def make_plan(
+    config: Config,
+    usable: Sequence[Gpu],
+    limit: int | None,
+    cores: int | None,
+    cluster: bool,
+    busy: Mapping[str, str] | None = None,
+) -> Plan:
     """Decide the tokens and check every model against them.
 
     Args:
@@ -74,18 +107,65 @@ def make_plan(config: Config, usable: Sequence[Gpu], limit: int | None, cores: i
         limit: N of `--resources gpu=N`, None when it was not given.
         cores: `--cores`, None on a cluster.
         cluster: whether jobs run elsewhere, so that this machine's GPUs say nothing.
+        busy: UUID → why, for the GPUs that others fill without a lease and those that are set aside.
 
     Raises:
         UserError: a model needs more GPUs than there are tokens, or gpus.devices names none that may be used.
     """
-    if not usable and config.gpus.devices != "auto" and not cluster:
-        raise UserError(f"gpus.devices is {config.gpus.devices}, but no GPU may be used here; set it to auto")
-    tokens = _tokens(config, usable, limit, cluster)
+    if not usable and config.gpus.wanted() != "auto" and not cluster:
+        key = "gpus.groups names" if config.gpus.groups else "gpus.devices is"
+        raise UserError(f"{key} {config.gpus.wanted()}, but no GPU may be used here; set gpus.devices to auto")
+    if cluster and config.gpus.groups:
+        raise UserError(
+            "gpus.groups names GPUs of this machine, but the jobs run on a cluster, which gives them GPUs of its own; "
+            "remove gpus.groups"
+        )
+    free = [gpu for gpu in usable if gpu.uuid not in (busy or {})] or list(usable)
+    groups = _groups(config.gpus, free)
+    tokens = _tokens(config, free, limit, cluster)
     sizes = {name: model.gpus_per_model for name, model in config.models.items() if _is_used(config, name)}
-    for name, size in sizes.items():
-        if size > tokens:
-            raise UserError(_too_large(name, size, tokens, _source(config, usable, limit, cluster)))
-    return Plan(tokens, () if cluster else tuple(usable), sizes, cores, limit, cluster)
+    here = () if cluster else tuple(free)
+    plan = Plan(tokens, here, sizes, None if cluster else cores, limit, cluster, groups, busy or {})
+    for name in sizes:
+        if not plan.workers_of(name):
+            raise UserError(_too_large(plan, name, _source(config, free, limit, cluster)))
+    return plan
+
+
+def numbers_that_work(plan: Plan, most: int) -> str:
+    """The values of gpus_per_model that leave no GPU over, as text."""
+    pools = [len(group.gpus) for group in plan.groups] or [most]
+    fitting = [size for size in range(1, max(pools) + 1) if all(pool % size == 0 for pool in pools)]
+    return ", ".join(map(str, fitting))
+
+
+def count(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _groups(config: GpusConfig, free: Sequence[Gpu]) -> tuple[Group, ...]:
+    """The groups of the config with those of their GPUs that are free."""
+    found: list[Group] = []
+    taken: set[Gpu] = set()
+    for number, group in enumerate(config.groups):
+        gpus = _chosen(free, group.devices)
+        if twice := taken.intersection(gpus):
+            raise UserError(f"gpus.groups name GPU {min(gpu.index for gpu in twice)} twice; a GPU belongs to one group")
+        taken.update(gpus)
+        found.append(Group(tuple(gpus), group.gpus_per_model, group.speed, number))
+    return tuple(found)
+
+
+def _chosen(free: Sequence[Gpu], devices: Sequence[int | str]) -> list[Gpu]:
+    """Those of the named devices that are free; a name that fits none is masked or busy, or was refused before."""
+    found: list[Gpu] = []
+    for device in devices:
+        try:
+            found += usable_of(free, {}, [device])
+        except UserError:
+            continue
+    return list(dict.fromkeys(found))
 
 
 def _tokens(config: Config, usable: Sequence[Gpu], limit: int | None, cluster: bool) -> int:
@@ -107,10 +187,19 @@ def _source(config: Config, usable: Sequence[Gpu], limit: int | None, cluster: b
     return "no --resources gpu was given" if config.gpus.total is None else f"gpus.total is {config.gpus.total}"
 
 
-def _too_large(name: str, size: int, tokens: int, source: str) -> str:
-    fitting = ", ".join(str(count) for count in range(1, tokens + 1) if tokens % count == 0)
+def _too_large(plan: Plan, name: str, source: str) -> str:
+    size, tokens = plan.gpus_per_model[name], plan.tokens
+    if plan.groups:
+        sizes = ", ".join(f"{len(group.gpus)} with {group.gpus_per_model} a worker" for group in plan.groups)
+        return (
+            f"models.{name}.gpus_per_model is {size}, but no group of gpus.groups has room for a worker "
+            f"({sizes} GPUs; {count(tokens, 'GPU token')}: {source}); lower gpus_per_model of the model or of a group, "
+            "or name more devices"
+        )
+    busy = "".join(f"; {uuid} left out, {why}" for uuid, why in plan.busy.items())
+    fitting = ", ".join(str(number) for number in range(1, tokens + 1) if tokens % number == 0)
     return (
-        f"models.{name}.gpus_per_model is {size}, but there are {_count(tokens, 'GPU token')} ({source}); "
+        f"models.{name}.gpus_per_model is {size}, but there are {count(tokens, 'GPU token')} ({source}{busy}); "
         f"use gpus_per_model {fitting}, or --resources gpu={size} on a machine that has them"
     )
 
@@ -118,18 +207,3 @@ def _too_large(name: str, size: int, tokens: int, source: str) -> str:
 def _is_used(config: Config, model: str) -> bool:
     used = {run.model for run in config.runs.values()} | {judge.model for judge in config.judges.values()}
     return model in used
-
-
-def _tokens_line(plan: Plan) -> str:
-    tokens = _count(plan.tokens, "GPU token")
-    if plan.gpus:
-        lowered = plan.limit is not None and plan.limit > plan.tokens
-        there = f" (--resources gpu={plan.limit} asks for more than may be used here)" if lowered else ""
-        return f"{tokens} for {_count(len(plan.gpus), 'GPU')}{there}:"
-    if plan.cluster:
-        return f"{tokens} for jobs on a cluster, each a GPU"
-    return f"{tokens}, no GPU on this machine: a token is a CPU slot"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -15,25 +15,42 @@ from pathlib import Path
 
 from gristmill.codec import request_from_json
 from gristmill.config.schema import ModelConfig
+from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
 from gristmill.engines.overflow import refuse_overflow
 from gristmill.files import dumps, read_jsonl
+from gristmill.memory import Load
+from gristmill.model_memory import check_worker
+from gristmill.shapes import read_shape
 from gristmill.shards import assign
 from gristmill.types import JsonDict, Request
+from gristmill.workers import Worker, worker_of
 
 #: Requests that are tokenized and held at once.
 CHUNK = 1000
 _SHARD_COLUMNS = ("id", "sample", "variant", "messages", "sampling")
 
 
-def split(requests: Path, folder: Path, shards: int, model: ModelConfig, weights: JsonDict) -> list[int]:
+def split(
+    requests: Path, folder: Path, shards: int, spec: ModelSpec, weights: JsonDict, workers: Sequence[Worker] = ()
+) -> list[int]:
     """Write `folder`/<k>-of-<shards>.jsonl for k = 1 … shards; returns the number of requests in each.
 
+    Args:
+        requests: requests.jsonl.
+        folder: where the shards go.
+        shards: how many.
+        spec: the model's part of the config.
+        weights: results/models/<model>.json.
+        workers: the plan's workers, whose speeds the shards follow; empty: all alike.
+
     Raises:
-        UserError: a prompt does not fit and the policy is `error`.
+        UserError: a prompt does not fit and the policy is `error`, or the model does not fit a worker's GPUs.
     """
-    lengths = measure(requests, model, weights)
-    assignment = assign(lengths, shards)
+    lengths = measure(requests, spec.model, weights)
+    busy = [worker_of(workers, shard) for shard in range(1, shards + 1)] if workers else []
+    _refuse_unfit(requests, lengths, spec, weights, busy)
+    assignment = assign(lengths, shards, [worker.speed for worker in busy] or None)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -67,6 +84,23 @@ def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
             too_long += [(r, n) for r, n in pairs if n + r.sampling.max_new_tokens > limit]
     refuse_overflow(too_long, limit, model)
     return lengths
+
+
+def _refuse_unfit(
+    requests: Path, lengths: list[int], spec: ModelSpec, weights: JsonDict, workers: Sequence[Worker]
+) -> None:
+    """Stop before any job waits for a GPU: here the weights are known, and the longest prompt and answer too."""
+    if spec.model.engine == "echo" or not lengths or all(worker.memory_mib is None for worker in workers):
+        return
+    settings = [line["sampling"] for line in read_jsonl(requests)]
+    new_tokens = max(sampling["max_new_tokens"] for sampling in settings)
+    limit = context_limit(spec.model, weights)
+    longest = max(lengths) if limit is None else max(1, min(max(lengths), limit - new_tokens))
+    load = Load(1, longest, new_tokens, any(sampling["temperature"] > 0 for sampling in settings))
+    shape = read_shape(Path(weights["folder"]))
+    most = sum(worker.gpus for worker in workers)
+    for worker in dict.fromkeys(workers):
+        check_worker(spec.name, shape, spec.model, load, worker, most)
 
 
 def _token_counter(model: ModelConfig, weights: JsonDict) -> Callable[[Sequence[Request]], list[int]]:

@@ -27,6 +27,8 @@ from gristmill.keys import model_identity, request_key
 from gristmill.manifest import installed_versions
 from gristmill.progress import Progress, log
 from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
+from gristmill.watch import Place, Watch
+from gristmill.workers import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Shard:
     requests: Path
     journal: Path
     part: Path
+    gpu_samples: Path
+    worker: Worker
 
 
 class Interrupted(BaseException):
@@ -110,13 +114,16 @@ def _answer(
     threads: int,
 ) -> list[Failure]:
     """Ask the model for what is missing; completions go to the journal and into `known`."""
-    with _devices(shard, model, config) as devices:
+    place = Place(shard.unit, shard.name, shard.gpu_samples)
+    with _devices(shard, model, config) as devices, Watch(devices, place, config, log) as watch:
         start = time.monotonic()
         engine, why = _open(model, weights, bool(devices), threads)
         load_s = time.monotonic() - start
+        watch.loaded()
         log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
+        log(f"layers: {getattr(engine, 'device_map', None) or 'none'}")
         try:
-            return _journal_outcomes(shard, engine, why, devices, load_s, missing, known)
+            return _journal_outcomes(shard, engine, why, devices, load_s, missing, known, watch)
         finally:
             engine.close()
 
@@ -129,6 +136,7 @@ def _journal_outcomes(
     load_s: float,
     missing: dict[str, Request],
     known: dict[str, Completion],
+    watch: Watch,
 ) -> list[Failure]:
     waiting = {request.rid: key for key, request in missing.items()}
     failures: list[Failure] = []
@@ -139,6 +147,7 @@ def _journal_outcomes(
             if key is None:
                 raise RuntimeError(f"engine {engine.name} answered {outcome.rid}, which does not wait for an answer")
             segment.append(key, outcome)
+            watch.add(outcome)
             progress.add(outcome)
             if isinstance(outcome, Completion):
                 known[key] = outcome
@@ -154,16 +163,23 @@ def _journal_outcomes(
 @contextlib.contextmanager
 def _devices(shard: Shard, model: ModelConfig, config: GpusConfig) -> Iterator[list[Gpu]]:
     """A lease on the model's group, also for the echo engine, which stands in for a real one; nothing without a GPU."""
-    there = gpus.usable(gpus.inventory(), os.environ, config.devices)
-    if not there and model.engine != "echo" and config.devices != "auto":
-        raise UserError(f"gpus.devices is {config.devices}, but no such GPU may be used on this host; set it to auto")
+    group = shard.worker.group
+    wanted = config.devices if group is None else config.groups[group].devices
+    there = gpus.usable(gpus.inventory(), os.environ, wanted)
+    if not there and model.engine != "echo" and wanted != "auto":
+        raise UserError(f"gpus.devices is {wanted}, but no such GPU may be used on this host; set it to auto")
     if not there:
         yield []
         return
-    purpose = f"{shard.unit} {shard.name}"
-    with lease.leased(there, model.gpus_per_model, purpose, config.wait_minutes * 60, log) as devices:
+    rule = "judge_generate" if shard.unit.startswith("judges/") else "generate"
+    want = (there, shard.worker.gpus, f"{rule} {shard.unit} {shard.name}", config.wait_minutes * 60)
+    with lease.leased(*want, log, gpus.links(there), _filled(config)) as devices:
         log(f"lease on {_device_names(devices)}")
         yield devices
+
+
+def _filled(config: GpusConfig) -> lease.Foreign:
+    return lambda there: lease.filled(there, config.busy_memory_mib)
 
 
 def _open(model: ModelConfig, weights: JsonDict, on_gpu: bool, threads: int) -> tuple[Engine, str]:

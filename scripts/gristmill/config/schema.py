@@ -21,6 +21,8 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=80)]
 MetricName = Literal["exact_match", "contains"]
 #: A stop text or a label: an empty one would be found everywhere.
 Text = Annotated[str, StringConstraints(min_length=1)]
+#: A size of memory, for example 70GiB or 512 MB.
+Memory = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)? ?[KMGT]i?B$")]
 _NUMBERS = (int, float, int | None, float | None)
 
 
@@ -57,9 +59,21 @@ class ModelConfig(Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="auto: the checkpoint's own on a GPU, float32 on a CPU."
     )
-    quantization: Literal["8bit", "4bit"] | None = Field(None, description="bitsandbytes quantization at load.")
-    gpus_per_model: int = Field(1, ge=1, description="GPUs that hold one copy of the model.")
-    device_map: str | dict[str, int | str] = Field("auto", description="auto, balanced, sequential, … or a map.")
+    quantization: Literal["8bit", "4bit"] | dict[str, Any] | None = Field(
+        None,
+        description="8bit or 4bit (bitsandbytes at load), or any quantization_config of transformers with its "
+        "quant_method.",
+    )
+    gpus_per_model: int = Field(
+        1, ge=1, description="GPUs that hold one copy of the model; a group of gpus.groups may ask for more."
+    )
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str] = Field(
+        "auto",
+        description="How layers are laid over the worker's GPUs, or a map: module: position in the group, cpu or disk.",
+    )
+    max_memory: dict[str, Memory] = Field(
+        {}, description="Most memory for the weights on each of the worker's GPUs: {0: 70GiB, 1: 70GiB, cpu: 200GiB}."
+    )
     engine: Literal["auto", "static", "echo"] = Field("auto", description="What generates; auto picks and logs why.")
     attention: str | None = Field(None, description="attn_implementation of transformers; null lets it choose.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the weights.")
@@ -72,10 +86,25 @@ class ModelConfig(Section):
     max_batch_rows: int | None = Field(None, ge=1, description="Most rows in a batch; null: from the memory left.")
     chat_template: str | None = Field(None, description="A Jinja2 file used instead of the tokenizer's template.")
 
+    @field_validator("max_memory", mode="before")
+    @classmethod
+    def _devices_are_text(cls, value: Any) -> Any:
+        """YAML gives the GPUs' positions as numbers, JSON as text."""
+        return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
+
     @model_validator(mode="after")
     def _source_is_there(self) -> ModelConfig:
         if self.source is None and self.engine != "echo":
             raise ValueError("source is missing; give a hub id, a folder or package:<module>/<file>.gguf")
+        return self
+
+    @model_validator(mode="after")
+    def _placement_fits(self) -> ModelConfig:
+        for device in self.max_memory:
+            if not device.isdecimal() and device != "cpu":
+                raise ValueError(f"max_memory names {device!r}; use a position in the group (0, 1, …) or cpu")
+        if isinstance(self.quantization, dict) and not isinstance(self.quantization.get("quant_method"), str):
+            raise ValueError("quantization has no quant_method; add it, for example quant_method: bitsandbytes")
         return self
 
 
@@ -201,14 +230,51 @@ class JudgeConfig(Section):
         return list(self.runs) if self.kind == "pointwise" else [f"{first}_vs_{second}" for first, second in self.pairs]
 
 
+class GroupConfig(Section):
+    """GPUs that are alike, on a machine where not all are."""
+
+    devices: list[int | str] = Field(min_length=1, description="Indices (nvidia-smi's) or UUIDs.")
+    gpus_per_model: int = Field(
+        1, ge=1, description="GPUs of one worker here; a model that asks for more gets what it asks for."
+    )
+    speed: float = Field(1.0, gt=0, description="Of one worker here, compared with the others'; shards follow it.")
+
+
 class GpusConfig(Section):
     """Which devices may be used, and how long to wait for them."""
 
     devices: Literal["auto"] | list[int | str] = Field("auto", description="auto, or indices or UUIDs.")
+    groups: list[GroupConfig] = Field([], description="Unlike GPUs: what is alike stands together. Replaces devices.")
     wait_minutes: float = Field(60.0, ge=0, description="How long a job waits for a group that others hold.")
+    busy_memory_mib: int = Field(
+        1024,
+        ge=0,
+        description="A GPU with more MiB than this in use by others is not taken; a desktop needs a few 100.",
+    )
     total: int | None = Field(
         None, ge=1, description="Tokens when --resources gpu is not given, on a machine without GPUs or a cluster."
     )
+    load_minutes: float | None = Field(
+        60.0, gt=0, description="A model that takes longer to load counts as hung; the job ends. null: never."
+    )
+    stall_minutes: float | None = Field(
+        120.0, gt=0, description="A job with no answer for longer counts as hung; it ends. null: never."
+    )
+    health: bool = Field(True, description="End a job on a GPU error and set the GPU aside; false: go on.")
+    prometheus: str | None = Field(None, description="Folder for node_exporter textfiles of the GPUs at work.")
+
+    @model_validator(mode="after")
+    def _groups_are_the_devices(self) -> GpusConfig:
+        if self.groups and self.devices != "auto":
+            raise ValueError("both devices and groups are given; groups name their devices, remove devices")
+        names = [str(device) for group in self.groups for device in group.devices]
+        if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+            raise ValueError(f"groups name device {twice} twice; a GPU belongs to one group")
+        return self
+
+    def wanted(self) -> Literal["auto"] | list[int | str]:
+        """All devices that the config names."""
+        return [device for group in self.groups for device in group.devices] if self.groups else self.devices
 
 
 class ReportConfig(Section):

@@ -2,6 +2,7 @@
 
 - device_map="auto" spreads layers over the GPUs of the group; what does not fit goes to CPU memory or disk nearly
   silently, a hundred times slower. That is an error unless models.*.allow_offload is set.
+- Positions in a map or in max_memory (0, 1, …) count the GPUs of the worker's lease, not those of the host.
 - Weights load from safetensors only, remote code stays off, unless the config says otherwise.
 """
 
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.config.schema import ModelConfig
-from gristmill.errors import UserError
+from gristmill.errors import UserError, some
+from gristmill.memory import GIB, size_bytes
 
 
 def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:
@@ -29,6 +31,7 @@ def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:
         str(folder),
         dtype=_dtype(model, on_gpu),
         device_map=model.device_map if on_gpu else None,
+        max_memory=_max_memory(model) if on_gpu else None,
         trust_remote_code=model.trust_remote_code,
         attn_implementation=model.attention,
         quantization_config=_quantization(model),
@@ -40,9 +43,38 @@ def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:
 
 
 def placement(loaded: Any) -> dict[str, str]:
+    """Device → what landed there, layers as ranges: {"0": "model.embed_tokens, model.layers.0-15", "1": …}."""
+    found: dict[str, list[str]] = {}
+    for module, device in _placed(loaded).items():
+        found.setdefault(device, []).append(module)
+    return {device: ", ".join(_ranges(modules)) for device, modules in found.items()}
+
+
+def _placed(loaded: Any) -> dict[str, str]:
     """Module → device. transformers leaves hf_device_map out when all is on one device."""
     devices = getattr(loaded, "hf_device_map", None) or {"": loaded.device}
-    return {str(module): str(device) for module, device in devices.items()}
+    return {str(module) or "all": str(device) for module, device in devices.items()}
+
+
+def _ranges(modules: list[str]) -> list[str]:
+    """Module names with neighbours of one numbered list joined: layers.0, layers.1, norm → layers.0-1, norm."""
+    runs: list[tuple[str, int, int]] = []  # name before the number, first, last; first -1: no number
+    for module in modules:
+        head, _, tail = module.rpartition(".")
+        number = int(tail) if tail.isdecimal() else -1
+        if number > 0 and runs and runs[-1][0] == head and runs[-1][2] == number - 1:
+            runs[-1] = (head, runs[-1][1], number)
+        else:
+            runs.append((head if number >= 0 else module, number, number))
+    return [
+        head if first < 0 else f"{head}.{first}" + (f"-{last}" if last > first else "") for head, first, last in runs
+    ]
+
+
+def _max_memory(model: ModelConfig) -> dict[int | str, int] | None:
+    """max_memory as transformers takes it: positions as numbers, sizes in bytes."""
+    sizes = {name: size_bytes(text) for name, text in model.max_memory.items()}
+    return {int(name) if name.isdecimal() else name: size for name, size in sizes.items()} or None
 
 
 def _dtype(model: ModelConfig, on_gpu: bool) -> Any:
@@ -56,6 +88,8 @@ def _dtype(model: ModelConfig, on_gpu: bool) -> Any:
 def _quantization(model: ModelConfig) -> Any:
     if model.quantization is None:
         return None
+    if isinstance(model.quantization, dict):
+        return _given_quantization(model.quantization)
     import importlib.util
 
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -65,13 +99,41 @@ def _quantization(model: ModelConfig) -> Any:
 
     if model.quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,  # 0.4 bits a weight less: 3 GB of a 70B
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def _given_quantization(values: dict[str, Any]) -> Any:
+    """A quantization_config of transformers, by its quant_method."""
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    try:
+        return AutoQuantizationConfig.from_dict(dict(values))
+    except (ValueError, TypeError, ImportError) as error:
+        raise UserError(f"models.*.quantization {values} is refused by transformers: {error}; correct it") from error
 
 
 def _refuse_offload(loaded: Any, model: ModelConfig) -> None:
-    spilled = [module for module, device in placement(loaded).items() if device in {"cpu", "disk"}]
-    if spilled and getattr(loaded, "hf_device_map", None) and not model.allow_offload:
-        raise UserError(
-            f"{len(spilled)} modules ({spilled[0]} …) do not fit on the group's GPUs and would run from CPU memory or "
-            "disk; raise gpus_per_model, set quantization, or set allow_offload: true"
-        )
+    spilled = [module for module, device in _placed(loaded).items() if device in {"cpu", "disk"}]
+    if not spilled or not getattr(loaded, "hf_device_map", None) or model.allow_offload:
+        return
+    modules = dict(loaded.named_modules())
+    sizes = {name: sum(p.numel() * p.element_size() for p in modules[name].parameters()) for name in spilled}
+    total = sum(parameter.numel() * parameter.element_size() for parameter in loaded.parameters())
+    raise UserError(
+        f"{len(spilled)} modules ({some(_ranges(spilled))}), {sum(sizes.values()) / GIB:.1f} of {total / GIB:.1f} GiB, "
+        f"do not fit on the worker's GPUs ({_free()}) and would run from CPU memory or disk; raise gpus_per_model, set "
+        "quantization, or set allow_offload: true"
+    )
+
+
+def _free() -> str:
+    """What is left on each GPU, for a message."""
+    import torch
+
+    free = [torch.cuda.mem_get_info(device)[0] / GIB for device in range(torch.cuda.device_count())]
+    return ", ".join(f"{size:.1f} GiB left on {device}" for device, size in enumerate(free)) or "none seen"

@@ -18,6 +18,7 @@ from typing import Any
 
 from gristmill.report.data import Judge, Slice
 from gristmill.report.inputs import Score
+from gristmill.report.timeline import Span, Timeline
 from gristmill.report.words import count, estimate, percent
 
 #: altair's generated classes are only partly typed.
@@ -28,7 +29,9 @@ PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#3
 INK, MUTED, GRID, HALO = "#1b1b1a", "#5f5f5b", "#e3e3df", "#fffffe"
 SLATE, TIE = "#5b6b7f", "#c9c9c4"
 MAX_VALUES = 30
-BAR_PX, GAP_PX = 13, 9
+BAR_PX, GAP_PX, LANE_PX = 13, 9, 46
+#: Shorter than this: in units of so many seconds, called so.
+TIME_UNITS = ((180, 1, "s"), (3 * 3600, 60, "min"), (float("inf"), 3600, "h"))
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -69,6 +72,16 @@ def draw_labels(pairs: Sequence[tuple[str, int]]) -> str:
 def draw_outcome(judge: Judge, colours: Sequence[int]) -> Drawing:
     """Win, tie and loss as one bar; `colours` are those of the pair's two runs."""
     return Drawing(*(_svg(_outcome_chart(judge, colours, size)) for size in (DESK, PHONE)))
+
+
+def draw_timeline(timeline: Timeline, colours: Sequence[int | None]) -> Drawing:
+    """How busy each GPU was, in the colour of the run it worked for; a line where a job began, a gap for a pause.
+
+    Args:
+        timeline: what to draw.
+        colours: each unit's colour; None for a judge, which is grey.
+    """
+    return Drawing(*(_svg(_timeline_chart(timeline, colours, size)) for size in (DESK, PHONE)))
 
 
 def largest(data: Slice) -> list[str]:
@@ -205,6 +218,42 @@ def _outcome_rows(judge: Judge, colours: Sequence[int]) -> list[dict[str, Any]]:
         rows.append({"start": start, "end": start + n, "colour": colour})
         start += n
     return rows
+
+
+def _timeline_chart(timeline: Timeline, colours: Sequence[int | None], size: Size) -> Chart:
+    import altair as alt
+
+    width, names = size.labels + size.plot + size.numbers + (400 if size.full else 0), timeline.lanes
+    every, unit = next((s, name) for limit, s, name in TIME_UNITS if timeline.seconds < limit)
+    x = alt.X(
+        "start:Q",
+        scale=alt.Scale(domain=[0, max(timeline.seconds / every, 1e-9)], range=[0, width], nice=False),
+        axis=alt.Axis(title=None, grid=False, tickCount=6, labelExpr=f"format(datum.value, '~g') + ' {unit}'"),
+    )
+    y = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[0, len(names)], range=[0, LANE_PX * len(names)]))
+    held, busy = ([_timeline_row(span, colours, every) for span in part] for part in (timeline.jobs, timeline.blocks))
+    cuts = [{"start": place / every, "top": 0, "bottom": len(names)} for place in timeline.cuts]
+    lanes = [{"top": lane + 0.18, "text": clean(name)} for lane, name in enumerate(names)]
+    colour = alt.Color("colour:N", scale=None, legend=None)
+    layers = alt.layer(
+        _chart(held).mark_rect(color=TIE, opacity=0.3).encode(x=x, x2="end:Q", y=y, y2="bottom:Q"),
+        _chart(busy).mark_rect().encode(x=x, x2="end:Q", y=y, y2="bottom:Q", color=colour),
+        _chart(held).mark_rule(color=INK).encode(x=x, y=y, y2="bottom:Q"),
+        _chart(cuts).mark_rule(color=GRID, strokeDash=[3, 3]).encode(x=x, y=y, y2="bottom:Q"),
+        _chart(lanes)
+        .mark_text(align="left", fontSize=11, color=MUTED, limit=width)
+        .encode(x=alt.value(0), y=y, text="text:N"),
+    )
+    return layers.properties(width=width, height=LANE_PX * len(names))
+
+
+def _timeline_row(span: Span, colours: Sequence[int | None], every: float) -> dict[str, Any]:
+    """A bar that stands on the bottom of its lane; a job's own bar is as high as 100 %."""
+    colour = colours[span.unit]
+    height = 0.6 * (1.0 if span.busy is None else span.busy)
+    times = {"start": span.start / every, "end": span.end / every}
+    place = {"top": span.lane + 0.95 - height, "bottom": span.lane + 0.95}
+    return {**times, **place, "colour": SLATE if colour is None else PALETTE[colour]}
 
 
 def _svg(chart: Chart) -> str:

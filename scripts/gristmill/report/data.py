@@ -14,8 +14,9 @@ from pathlib import Path
 from gristmill.config.schema import SamplingConfig
 from gristmill.config.specs import ReportJudge, ReportSpec
 from gristmill.errors import UserError
-from gristmill.report.inputs import JudgeMetrics, Manifest, RunMetrics, Score, read_file, read_manifest
+from gristmill.report.inputs import GpuUsage, JudgeMetrics, Manifest, RunMetrics, Score, read_file, read_manifest
 from gristmill.report.rows import Browser, JudgeFiles, RunFiles, Shown, join_rows, slice_columns
+from gristmill.report.timeline import Timeline, timeline_of
 from gristmill.report.words import Swaps
 from gristmill.types import JsonDict
 
@@ -68,6 +69,14 @@ class Report:
     slices: list[Slice]
     shown: list[Shown]
     rows: list[JsonDict]
+    timeline: Timeline | None = None
+
+    @property
+    def gpu_usage(self) -> dict[str, GpuUsage]:
+        """Run, or judge target, → what its GPU jobs used; only those that had a GPU."""
+        runs = {run.name: run.metrics.gpu for run in self.runs}
+        judges = {judge.name: judge.metrics.gpu for judge in self.judges}
+        return {name: usage for name, usage in (runs | judges).items() if usage is not None}
 
     @property
     def datasets(self) -> list[str]:
@@ -109,6 +118,7 @@ def gather(spec: ReportSpec, runs: Mapping[str, Path], judges: Mapping[str, Path
         slices=slices(shown_runs),
         shown=browser.shown,
         rows=browser.rows,
+        timeline=timeline_of({name: folder / "gpu" for name, folder in (*runs.items(), *judges.items())}),
     )
 
 

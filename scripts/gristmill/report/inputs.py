@@ -35,6 +35,20 @@ class Score(InputFile):
     interval: str | None = None
 
 
+class GpuUsage(InputFile):
+    """The `gpu` section of a metrics.json."""
+
+    jobs: int
+    gpu_seconds: float
+    utilization_mean_ratio: float | None = None
+    utilization_p95_ratio: float | None = None
+    memory_peak_mib: int | None = None
+    energy_joules: float | None = None
+    energy_source: str | None = None
+    tokens_per_joule: float | None = None
+    throttled_seconds: dict[str, float] = {}
+
+
 class RunMetrics(InputFile):
     """runs/<run>/metrics.json."""
 
@@ -54,6 +68,7 @@ class RunMetrics(InputFile):
     prompts_cut: int = 0
     metrics: dict[str, Score] = {}
     slices: dict[str, dict[str, JsonDict]] = {}
+    gpu: GpuUsage | None = None
 
     def slice_scores(self, column: str, metric: str) -> dict[str, Score]:
         """Value of `column` → the metric's score there."""
@@ -104,6 +119,7 @@ class JudgeMetrics(InputFile):
     consistency: float | None = None
     first_position_share: float | None = None
     longer_wins_share: float | None = None
+    gpu: GpuUsage | None = None
 
     @property
     def all_ties(self) -> int:

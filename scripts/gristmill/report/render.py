@@ -78,6 +78,7 @@ def render(report: Report) -> str:
             report=report,
             slices=[_slice_view(data) for data in report.slices],
             judges=[_judge_view(judge, report.runs) for judge in report.judges],
+            timeline=_timeline(report),
             units=units(report),
             versions=versions(report),
             colour={run.name: run.colour for run in report.runs},
@@ -123,6 +124,7 @@ def _environment() -> Environment:
         "count": words.count,
         "decimal": words.decimal,
         "duration": words.duration,
+        "energy": words.energy,
         "sentence": words.sentence,
         "svg": Markup,
     }
@@ -145,6 +147,13 @@ def _judge_view(judge: Judge, runs: list[Run]) -> JudgeView:
         label_chart=charts.draw_labels([*bars, ("unreadable", judge.metrics.unreadable)]),
         outcome=_outcome(judge, {run.name: run.colour for run in runs}),
     )
+
+
+def _timeline(report: Report) -> Drawing | None:
+    if report.timeline is None:
+        return None
+    colours = {run.name: run.colour for run in report.runs}
+    return charts.draw_timeline(report.timeline, [colours.get(unit) for unit in report.timeline.units])
 
 
 def _outcome(judge: Judge, colour: Mapping[str, int]) -> Drawing | None:

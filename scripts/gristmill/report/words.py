@@ -73,6 +73,15 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def energy(joules: float | None) -> str:
+    """`850 J`, `12.3 kJ` or `1.25 kWh`."""
+    if joules is None:
+        return NONE
+    if joules < 1000:
+        return f"{joules:.0f} J"
+    return f"{joules / 1000:,.1f} kJ" if joules < 360_000 else f"{joules / 3_600_000:,.2f} kWh"
+
+
 def as_text(value: Any) -> str:
     """A JSON value for reading: text as it is, anything else as JSON."""
     if isinstance(value, str):

@@ -1,0 +1,297 @@
+"""Exact groups of GPUs on a real machine: is every device held by one job at a time, and does a model fill its group?
+
+    python benchmarks/gpu_groups.py                          all GPUs of this machine; prints a table, writes JSON
+    python benchmarks/gpu_groups.py --out result.json        where the JSON goes (default: beside this file)
+    python benchmarks/gpu_groups.py --dry                    no GPU: two made-up ones, a fake NVML and the echo engine
+
+Needs nothing but the project's environment: it makes a small Llama of random weights with a tokenizer and a chat
+template, a dataset, and a temporary folder for each scenario, and runs the real `snakemake --cores all --resources
+gpu=N` there. What is checked afterwards comes from the samples (gpu/*.jsonl), the manifests and the lease folder. The
+exit status is 1 when a check failed. With two H100 it takes about four minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from small_llama import WORDS, make_model  # noqa: E402
+
+from gristmill import gpu_usage, gpus  # noqa: E402
+from gristmill.files import read_json, read_jsonl, write_json  # noqa: E402
+from gristmill.types import Gpu, JsonDict  # noqa: E402
+
+ROWS_PER_GPU, NEW_TOKENS = 512, 128
+HEADINGS: tuple[str, ...] = (
+    *("scenario", "workers", "GPUs at once", "wall s", "tokens", "samples", "mean busy", "tokens/J", "checks"),
+)
+#: A scenario that takes longer hangs.
+LIMIT_S = 240
+PACKAGES = ("torch", "transformers", "accelerate", "snakemake", "nvidia-ml-py")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way to use the machine. `pipelines` of them run at once, each with all the tokens."""
+
+    name: str
+    gpus_per_model: int
+    devices: list[int | str] | str = "auto"
+    pipelines: int = 1
+
+
+@dataclass
+class Outcome:
+    """What came of a scenario; `failed` holds the checks that did not hold."""
+
+    scenario: Scenario
+    seconds: float = 0.0
+    workers: int = 0
+    gpus_at_once: int = 0
+    samples: int = 0
+    tokens: int = 0
+    gpu: list[JsonDict | None] = field(default_factory=list)
+    device_maps: list[dict[str, str]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def check(self, holds: bool, what: str) -> None:
+        """Note what does not hold."""
+        if not holds:
+            self.failed.append(what)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One job's hold of one device, as its samples show it, by the machine's monotonic clock."""
+
+    uuid: str
+    job: str
+    first: float
+    last: float
+
+
+def main() -> None:
+    args = _arguments()
+    with tempfile.TemporaryDirectory(prefix="gristmill-groups-") as name:
+        folder = Path(name)
+        environment = _dry_environment(folder) if args.dry else dict(os.environ)
+        os.environ.update(environment)
+        there = gpus.usable(gpus.inventory(), os.environ)
+        if not there:
+            sys.exit("no GPU may be used here; use --dry to try the benchmark without one")
+        model = {"engine": "echo"} if args.dry else {"source": str(make_model(folder / "model")), "dtype": "bfloat16"}
+        outcomes = [run(scenario, folder, model, there, args.dry) for scenario in scenarios(there)]
+    print(table(outcomes))
+    write_json(args.out, {**about(there, args.dry), "scenarios": [asdict(outcome) for outcome in outcomes]})
+    print(f"written to {args.out}")
+    sys.exit(1 if any(outcome.failed for outcome in outcomes) else 0)
+
+
+def scenarios(there: Sequence[Gpu]) -> list[Scenario]:
+    """What this machine has the GPUs for."""
+    pair = [Scenario("two GPUs a model", 2)] if len(there) >= 2 else []
+    last = Scenario("only the last GPU", 1, devices=[there[-1].uuid])
+    return [Scenario("one GPU a model", 1), *pair, last, Scenario("two pipelines at once", 1, pipelines=2)]
+
+
+def run(scenario: Scenario, folder: Path, model: JsonDict, there: Sequence[Gpu], dry: bool) -> Outcome:
+    """Run a scenario's pipelines side by side and check what they left."""
+    place = folder / scenario.name.replace(" ", "-")
+    projects = [place / f"pipeline-{number}" for number in range(1, scenario.pipelines + 1)]
+    for project in projects:
+        write_project(project, scenario, model, len(there), dry)
+    print(f"{scenario.name} …", file=sys.stderr, flush=True)
+    start = time.monotonic()
+    started = [start_snakemake(project, place / "leases", len(there)) for project in projects]
+    said = [process.communicate(timeout=LIMIT_S)[0] for process in started]
+    outcome = Outcome(scenario, round(time.monotonic() - start, 1))
+    for process, text in zip(started, said, strict=True):
+        if process.returncode:
+            print(text[-4000:], file=sys.stderr)
+        outcome.check(process.returncode == 0, f"snakemake ended with {process.returncode}")
+    if not outcome.failed:
+        examine(outcome, projects, place / "leases", there, dry)
+    return outcome
+
+
+def start_snakemake(project: Path, leases: Path, count: int) -> subprocess.Popen[str]:
+    """The real command, in the project's folder."""
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "all"]
+    command += ["--workflow-profile", str(ROOT / "profiles" / "default"), "--configfile", "config.json"]
+    command += ["--resources", f"gpu={count}"]
+    environment = {**os.environ, "GRISTMILL_LEASES": str(leases)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen(command, cwd=project, env=environment, text=True, **pipes)
+
+
+def write_project(project: Path, scenario: Scenario, model: JsonDict, count: int, dry: bool) -> None:
+    """A config, a prompt and rows enough to keep every GPU busy for some seconds."""
+    project.mkdir(parents=True)
+    rows = (10 if dry else ROWS_PER_GPU) * count
+    words = [f"{WORDS[n % len(WORDS)]} {WORDS[n // len(WORDS) % len(WORDS)]}" for n in range(rows)]
+    lines = [json.dumps({"id": f"r{n}", "topic": topic}) for n, topic in enumerate(words)]
+    (project / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    (project / "ask.jinja").write_text("tell me a word about the {{ topic }}")
+    config: JsonDict = {
+        "datasets": {"rows": {"path": "rows.jsonl"}},
+        "models": {"small": {**model, "gpus_per_model": scenario.gpus_per_model}},
+        "prompts": {"ask": {"file": "ask.jinja"}},
+        "runs": {"plain": {"dataset": "rows", "model": "small", "prompt": "ask"}},
+        "gpus": {"devices": scenario.devices},
+    }
+    config["runs"]["plain"]["sampling"] = {"max_new_tokens": NEW_TOKENS}
+    write_json(project / "config.json", config)
+
+
+def examine(outcome: Outcome, projects: Sequence[Path], leases: Path, there: Sequence[Gpu], dry: bool) -> None:
+    """Fill in the numbers and check them."""
+    scenario, size = outcome.scenario, outcome.scenario.gpus_per_model
+    allowed = {gpu.uuid for gpu in there} if scenario.devices == "auto" else set(scenario.devices)
+    held = [session for project in projects for session in sessions(project)]
+    for project in projects:
+        _examine_project(outcome, project, dry)
+    outcome.gpus_at_once = most_at_once(held)
+    for one, other in overlaps(held):
+        outcome.check(False, f"{one.uuid} was held by {one.job} and {other.job} at the same second")
+    used = {session.uuid for session in held}
+    outcome.check(used <= allowed, f"used {sorted(used - allowed)}, which gpus.devices does not name")
+    full = len(allowed) // size * size
+    outcome.check(outcome.gpus_at_once == full, f"{outcome.gpus_at_once} GPUs at once, {full} could have been used")
+    locked = {path.stem for path in leases.glob("*.lock")}
+    outcome.check(used <= locked, f"no lease was taken on {sorted(used - locked)}")
+    outcome.check(not list(leases.glob("*.sick")), f"GPUs were set aside: {sorted(leases.glob('*.sick'))}")
+
+
+def _examine_project(outcome: Outcome, project: Path, dry: bool) -> None:
+    run_folder, size = project / "results" / "runs" / "plain", outcome.scenario.gpus_per_model
+    manifest, metrics = read_json(run_folder / "manifest.json"), read_json(run_folder / "metrics.json")
+    both = project / "rows.jsonl", run_folder / "generations.jsonl"
+    rows, answers = (sum(1 for _ in read_jsonl(path)) for path in both)
+    outcome.check(rows == answers, f"{answers} answers to {rows} rows")
+    outcome.workers += len(manifest["workers"])
+    outcome.tokens += manifest["completion_tokens"]
+    outcome.gpu.append(metrics["gpu"])
+    outcome.check(metrics["gpu"] is not None, "metrics.json has no gpu section")
+    outcome.samples += metrics["gpu"]["samples"] if metrics["gpu"] else 0
+    for worker in manifest["workers"]:
+        shard, devices = worker["shard"], worker["devices"]
+        outcome.check((run_folder / "gpu" / f"{shard}.jsonl").exists(), f"no samples of shard {shard}")
+        outcome.check(len(devices) == size, f"shard {shard} held {len(devices)} GPUs, not {size}")
+        if not dry:
+            outcome.device_maps.append(summary_of_map(worker["device_map"]))
+            on = {int(device.removeprefix("cuda:")) for device in worker["device_map"].values() if device[-1].isdigit()}
+            outcome.check(on == set(range(size)), f"shard {shard} has modules on {sorted(on)} of its {size} GPUs")
+
+
+def summary_of_map(device_map: dict[str, str]) -> dict[str, str]:
+    """Device → how many modules, and which is the first and the last."""
+    places: dict[str, list[str]] = {}
+    for module, device in device_map.items():
+        places.setdefault(device, []).append(module or "(all)")
+    return {device: f"{len(modules)}: {modules[0]} … {modules[-1]}" for device, modules in places.items()}
+
+
+def sessions(project: Path) -> Iterator[Session]:
+    """Every device that a job of the project held, from its first sample to its last."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for line in gpu_usage.read_folder(project / "results" / "runs" / "plain" / "gpu"):
+        if "uuid" in line:
+            times.setdefault((line["uuid"], f"{project.name} session {line['session']}"), []).append(
+                line["monotonic_s"]
+            )
+    for (uuid, job), seconds in times.items():
+        yield Session(uuid, job, min(seconds), max(seconds))
+
+
+def overlaps(held: Sequence[Session]) -> Iterator[tuple[Session, Session]]:
+    """Pairs of jobs that held one device at one time."""
+    ordered = sorted(held, key=lambda session: (session.uuid, session.first))
+    for one, other in itertools.pairwise(ordered):
+        if one.uuid == other.uuid and other.first <= one.last:
+            yield one, other
+
+
+def most_at_once(held: Sequence[Session]) -> int:
+    """The most devices that were held at the same time."""
+    return max((len({each.uuid for each in held if each.first <= now.first <= each.last}) for now in held), default=0)
+
+
+def about(there: Sequence[Gpu], dry: bool) -> JsonDict:
+    """Where and when the numbers were made."""
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {
+        "command": " ".join(["python", "benchmarks/gpu_groups.py", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "dry": dry,
+        "cards": [f"{gpu.name} ({gpu.memory_total_mib} MiB)" for gpu in there],
+        "driver": _driver(),
+        "python": platform.python_version(),
+        "packages": versions,
+        "rows_per_gpu": 10 if dry else ROWS_PER_GPU,
+        "new_tokens": NEW_TOKENS,
+    }
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes for people."""
+    rows = [HEADINGS]
+    for outcome in outcomes:
+        gpu = [entry for entry in outcome.gpu if entry]
+        busy = ", ".join(_number(entry["utilization_mean_ratio"]) for entry in gpu) or "-"
+        joule = ", ".join(_number(entry["tokens_per_joule"]) for entry in gpu) or "-"
+        numbers = (outcome.workers, outcome.gpus_at_once, outcome.seconds, outcome.tokens, outcome.samples, busy, joule)
+        rows.append((outcome.scenario.name, *map(str, numbers), "; ".join(outcome.failed) or "ok"))
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    return "\n".join("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _driver() -> str | None:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except (ImportError, AttributeError, RuntimeError, OSError):
+        return None
+    except Exception as error:  # pynvml.NVMLError, of a module that may not be there
+        return str(error)
+
+
+def _dry_environment(folder: Path) -> dict[str, str]:
+    """Two GPUs that are not there, and an NVML that knows them."""
+    uuids = ["GPU-dry-0", "GPU-dry-1"]
+    fields = {"name": "Dry GPU", "memory_total_mib": 81920, "memory_used_mib": 0}
+    write_json(folder / "gpus.json", [{"index": n, "uuid": uuid, **fields} for n, uuid in enumerate(uuids)])
+    fake = {"PYTHONPATH": str(ROOT / "tests" / "fake_nvml"), "FAKE_NVML": json.dumps({uuid: {} for uuid in uuids})}
+    return {**fake, "GRISTMILL_INVENTORY": str(folder / "gpus.json"), "GRISTMILL_ECHO_SECONDS": "0.5"}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry", action="store_true", help="without GPUs")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The report's GPU section and timeline, from samples written by hand."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_report import always_a, generation, page_of, row, small, words_of, write_judge, write_run
+
+from gristmill.files import read_json, write_json
+from gristmill.gpu_usage import usage_of
+from gristmill.report import words
+from gristmill.report.charts import INK, PALETTE, SLATE, draw_timeline
+from gristmill.report.timeline import BLOCKS, Timeline, timeline_of
+
+DEVICES = [{"index": n, "uuid": f"GPU-{n}", "name": "Fake H100"} for n in range(2)]
+
+
+def write_samples(
+    folder: Path, start: int, seconds: int, uuids: tuple[str, ...] = ("GPU-0",), session: str = "a", **fields: Any
+) -> None:
+    """One job's samples, a second apart."""
+    folder.mkdir(parents=True, exist_ok=True)
+    base = {"memory_used_mib": 2048, "power_watts": 500.0, "utilization_ratio": 0.8, "throttle_reasons": []}
+    lines: list[dict[str, Any]] = [{"gristmill_gpu": 1, "session": session, "host": "node1", "devices": DEVICES}]
+    lines += [
+        {"session": session, "uuid": uuid, "time_unix_s": 1e9 + second, "monotonic_s": second, "phase": "generate"}
+        | {"completion_tokens": 100 * (second - start), "energy_joules": 500.0 * second, **base, **fields}
+        for second in range(start, start + seconds + 1)
+        for uuid in uuids
+    ]
+    with open(folder / f"{session}.jsonl", "a") as handle:
+        handle.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def sum_up(folder: Path) -> None:
+    metrics = folder / "metrics.json"
+    write_json(metrics, {**read_json(metrics), "gpu": usage_of(folder / "gpu")})
+
+
+def timeline(folders: dict[str, Path]) -> Timeline:
+    found = timeline_of(folders)
+    assert found is not None
+    return found
+
+
+def test_the_section_shows_each_units_numbers_and_says_what_busy_means(tmp_path: Path) -> None:
+    runs = write_run(tmp_path, "plain", [generation(row(n), str(2 * n)) for n in range(4)])
+    judges = write_judge(tmp_path, "grader", runs, always_a)
+    write_samples(runs["plain"] / "gpu", 0, 20, ("GPU-0", "GPU-1"), throttle_reasons=["sw_power_cap"])
+    write_samples(judges["grader/plain"] / "gpu", 40, 10)
+    for folder in (*runs.values(), *judges.values()):
+        sum_up(folder)
+    page = page_of(runs, judges)
+    text = words_of(page)
+    assert "plain 1 40.0 s 80.0 % 80.0 % 2,048 MiB 20.0 kJ 0.100 40.0 s held back: sw power cap" in text
+    assert "grader/plain 1 10.0 s 80.0 % 80.0 % 2,048 MiB 5.0 kJ 0.200" in text
+    assert "Busy is the share of time in which any kernel ran, not how much of the GPU it used" in text
+    assert '<a href="#gpus">' in page
+
+
+def test_a_report_of_runs_without_a_gpu_has_no_gpu_section(tmp_path: Path) -> None:
+    page = page_of(*small(tmp_path))
+    assert 'id="gpus"' not in page
+    assert '"#gpus"' not in page
+
+
+def test_numbers_that_a_card_does_not_report_are_dashes(tmp_path: Path) -> None:
+    runs = write_run(tmp_path, "plain", [generation(row(n), str(n)) for n in range(4)])
+    nothing = {"memory_used_mib": None, "power_watts": None, "utilization_ratio": None, "energy_joules": None}
+    write_samples(runs["plain"] / "gpu", 0, 20, **nothing)
+    sum_up(runs["plain"])
+    assert "plain 1 20.0 s – – – – –" in words_of(page_of(runs))
+
+
+def test_a_lane_is_a_gpu_and_a_span_a_job_on_it(tmp_path: Path) -> None:
+    write_samples(tmp_path / "plain", 0, 10, ("GPU-0", "GPU-1"))
+    write_samples(tmp_path / "plain", 10, 10, ("GPU-1",), session="b")
+    found = timeline({"plain": tmp_path / "plain"})
+    assert found.lanes == ["node1 · GPU 0 · Fake H100", "node1 · GPU 1 · Fake H100"]
+    assert [(job.lane, job.start, job.end) for job in found.jobs] == [(0, 0, 10), (1, 0, 10), (1, 10, 20)]
+    assert (found.seconds, found.cuts) == (20, [])
+
+
+def test_blocks_hold_the_mean_of_their_samples_and_stay_within_their_job(tmp_path: Path) -> None:
+    write_samples(tmp_path / "plain", 0, 999, utilization_ratio=0.25)
+    write_samples(tmp_path / "plain", 0, 999, utilization_ratio=0.75)
+    found = timeline({"plain": tmp_path / "plain"})
+    assert {round(block.busy or 0, 6) for block in found.blocks} == {0.5}
+    assert len(found.blocks) == BLOCKS
+    assert all(0 <= block.start <= block.end <= found.seconds for block in found.blocks)
+
+
+def test_a_pause_of_a_night_is_cut_short_and_marked(tmp_path: Path) -> None:
+    write_samples(tmp_path / "plain", 0, 100)
+    write_samples(tmp_path / "plain", 40_000, 100, session="b")
+    found = timeline({"plain": tmp_path / "plain"})
+    assert found.seconds == pytest.approx(206)
+    assert found.cuts == [pytest.approx(103)]
+    assert [(job.start, job.end) for job in found.jobs] == [(0, 100), (pytest.approx(106), pytest.approx(206))]
+
+
+def test_no_samples_make_no_timeline(tmp_path: Path) -> None:
+    assert timeline_of({"plain": tmp_path / "not there"}) is None
+
+
+def test_a_single_sample_can_be_drawn(tmp_path: Path) -> None:
+    write_samples(tmp_path / "plain", 5, 0)
+    assert "<svg" in draw_timeline(timeline({"plain": tmp_path / "plain"}), [0]).desk
+
+
+def test_the_chart_has_each_runs_colour_grey_for_a_judge_and_a_line_a_job(tmp_path: Path) -> None:
+    write_samples(tmp_path / "plain", 0, 50)
+    write_samples(tmp_path / "judge", 50, 50, session="b")
+    drawn = draw_timeline(timeline({"plain": tmp_path / "plain", "judge": tmp_path / "judge"}), [0, None])
+    for svg in (drawn.desk, drawn.phone):
+        assert f'fill="{PALETTE[0]}"' in svg
+        assert f'fill="{SLATE}"' in svg
+        assert len(re.findall(rf'<line[^>]*stroke="{INK}"', svg)) == 2
+        assert "GPU 0 · Fake H100" in svg
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"), [(None, "–"), (850.4, "850 J"), (12_345.0, "12.3 kJ"), (4_500_000.0, "1.25 kWh")]
+)
+def test_energy_is_said_in_a_unit_of_its_size(joules: float | None, text: str) -> None:
+    assert words.energy(joules) == text
