@@ -40,6 +40,7 @@ rule all:
     default_target: True
     input:
         "results/report.html",
+        result_files(),
         exports(),
 
 

@@ -9,8 +9,8 @@ Each shape runs in a process of its own, on a lease, from a folder of safetensor
 (8B: 16 GB of --scratch), loaded in bfloat16 with device_map="auto". Compared for each GPU: the estimate of
 gristmill.memory without the CUDA context against torch.cuda.max_memory_allocated, and with it against the growth that
 NVML shows. The estimate's terms and their reasons stand in gristmill/memory.py. `reserved` and NVML hold what torch's
-allocator keeps without using, which is not planned for: it gives it back before it fails. Exit status 1 when an estimate
-of allocated memory is more than 10 % off on a GPU.
+allocator keeps without using, which is not planned for: it gives it back before it fails. Exit status 1 when an
+estimate of allocated memory is more than 10 % off on a GPU.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ WORKERS = encode_workers(PLAN.all_workers())
 PROMPT_CODE = code_digest("prompts", "rendering", "rows", "judging.items", "judging.requests")
 READING_CODE = code_digest("judging", "grading", "intervals", "metrics", "gpu_usage")
 REPORT_CODE = code_digest("report")
-RUN_FILES = ["generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
-JUDGE_FILES = ["verdicts.jsonl", "metrics.json", "manifest.json"]
+RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
+JUDGE_FILES = ["requests.jsonl", "generations.jsonl", "verdicts.jsonl", "metrics.json", "manifest.json"]
 
 # Without a limit Snakemake ignores the tokens and starts everything at once.
 if PLAN.cluster:
@@ -207,6 +207,12 @@ def judge_folders():
         for name, judge in CONFIG.judges.items()
         for target in judge.targets()
     }
+
+
+def result_files():
+    """Every file of the results that is kept, so that a missing one is made again even when the report is there."""
+    runs = expand("{folder}/{name}", folder=run_folders().values(), name=RUN_FILES)
+    return runs + expand("{folder}/{name}", folder=judge_folders().values(), name=JUDGE_FILES)
 
 
 def announce_plan():

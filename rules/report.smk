@@ -22,8 +22,7 @@ rule metrics:
 
 rule report:
     input:
-        expand("{folder}/{name}", folder=run_folders().values(), name=RUN_FILES),
-        expand("{folder}/{name}", folder=judge_folders().values(), name=JUDGE_FILES),
+        result_files(),
     output:
         "results/report.html",
     log:

@@ -250,7 +250,7 @@ def test_an_unknown_run_of_a_judge_is_refused(root: Path) -> None:
         ("models.small.context_tokens", 0, "0; it should be"),
         ("models.small.revision", 1234567, "1234567; write text, in quotes if need be"),
         ("models.small.trust_remote_code", "5", "'5'; it should be a valid boolean"),
-        ("models.small.device_map", 5, "5; write text, in quotes if need be, or write a mapping (key: value)"),
+        ("models.small.device_map", 5, "'balanced_low_0' or 'sequential', or write a mapping (key: value)"),
         ("models.small", [1], "[1]; write a mapping (key: value)"),
         ("models", "x", "'x'; write a mapping (key: value)"),
         ("runs", [BASE["runs"]["one"]], "; write a mapping (key: value)"),

@@ -21,6 +21,7 @@ from gristmill.journal import Segment
 from gristmill.locks import try_lock
 from gristmill.types import Completion, Failure, Gpu, JsonDict, Outcome, Request
 from gristmill.worker import Interrupted, Shard, interruptible, run_shard
+from gristmill.workers import Worker
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ECHO = ModelConfig(engine="echo")
@@ -38,7 +39,8 @@ def shard_of(folder: Path, names: Sequence[str], name: str = "1-of-1", content: 
     ]  # fmt: skip
     path = folder / "shards" / f"{name}.jsonl"
     write_jsonl(path, lines)
-    return Shard("runs/a", name, path, folder / "journal", folder / "parts" / f"{name}.jsonl")
+    samples = folder / "gpu" / f"{name}.jsonl"
+    return Shard("runs/a", name, path, folder / "journal", folder / "parts" / f"{name}.jsonl", samples, Worker(gpus=1))
 
 
 def work(shard: Shard, model: ModelConfig = ECHO) -> None:

@@ -65,13 +65,13 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
     """
     requests = keyed_requests(shard.requests, model, weights)
     with interruptible(), locks.held(_lock_path(shard), f"{shard.unit} {shard.name}", config.wait_minutes * 60, log):
+        _wait_for_orphans(shard, config.wait_minutes * 60)
         known = journal.read_known(shard.journal, set(requests), log)
-        missing = {key: request for key, request in requests.items() if key not in known}
-        counts = f"{len(requests)} requests, {len(known)} in the journal, {len(missing)} to answer"
+        counts = f"{len(requests)} requests, {len(known)} in the journal, {len(requests) - len(known)} to answer"
         log(f"{shard.unit} {shard.name}: {counts}")
-        failures: list[Failure] = []
-        if missing:
-            failures = _answer(shard, missing, known, model, weights, config, threads)
+        failures = (
+            _answer(shard, requests, known, model, weights, config, threads) if len(known) < len(requests) else []
+        )
         if failures:
             raise UserError(_failure_message(shard, failures))
     write_jsonl(shard.part, ({"key": key, **completion_to_json(known[key])} for key in requests))
@@ -104,9 +104,18 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _wait_for_orphans(shard: Shard, wait_s: float) -> None:
+    """Wait for jobs that cut the unit into another number of shards: a killed Snakemake's, which still write answers."""
+    layout = shard.name.rpartition("-")[2]
+    for path in sorted(shard.journal.glob("*.lock")):
+        if path.stem.rpartition("-")[2] != layout:
+            with locks.held(path, f"{shard.unit} {shard.name}, waiting", wait_s, log):
+                pass
+
+
 def _answer(
     shard: Shard,
-    missing: dict[str, Request],
+    requests: dict[str, Request],
     known: dict[str, Completion],
     model: ModelConfig,
     weights: JsonDict,
@@ -116,6 +125,11 @@ def _answer(
     """Ask the model for what is missing; completions go to the journal and into `known`."""
     place = Place(shard.unit, shard.name, shard.gpu_samples)
     with _devices(shard, model, config) as devices, Watch(devices, place, config, log) as watch:
+        # The lease may have been waited for, and others may have answered meanwhile.
+        known.update(journal.read_known(shard.journal, set(requests) - set(known), log) if devices else {})
+        missing = {key: request for key, request in requests.items() if key not in known}
+        if not missing:
+            return []
         start = time.monotonic()
         engine, why = _open(model, weights, bool(devices), threads)
         load_s = time.monotonic() - start

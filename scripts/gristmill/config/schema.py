@@ -290,7 +290,7 @@ class Config(Section):
     datasets: dict[Name, DatasetConfig]
     models: dict[Name, ModelConfig]
     prompts: dict[Name, PromptConfig]
-    runs: dict[Name, RunConfig]
+    runs: dict[Name, RunConfig] = Field(min_length=1)
     judges: dict[Name, JudgeConfig] = {}
     gpus: GpusConfig = GpusConfig.model_validate({})
     report: ReportConfig = ReportConfig.model_validate({})
