@@ -5,12 +5,12 @@
     python benchmarks/memory_planner.py --rows 64 --prompt 1024 --new 256 --out result.json
     python benchmarks/memory_planner.py --dry                     no GPU: a tiny shape on the CPU, nothing is measured
 
-Each shape runs in a process of its own, on a lease, from a folder of safetensors that is made and removed again
-(8B: 16 GB of --scratch), loaded in bfloat16 with device_map="auto". Compared for each GPU: the estimate of
-gristmill.memory without the CUDA context against torch.cuda.max_memory_allocated, and with it against the growth that
-NVML shows. The estimate's terms and their reasons stand in gristmill/memory.py. `reserved` and NVML hold what torch's
-allocator keeps without using, which is not planned for: it gives it back before it fails. Exit status 1 when an estimate
-of allocated memory is more than 10 % off on a GPU.
+Each shape runs in a process of its own, on a lease, from a folder of safetensors that is made and removed again (8B:
+16 GB of --scratch), loaded in bfloat16 with device_map="auto". Compared for each GPU: the estimate of gristmill.memory
+without the CUDA context against torch.cuda.max_memory_allocated, and with it against the growth that NVML shows. The
+estimate's terms and their reasons stand in gristmill/memory.py. `reserved` and NVML hold what torch's
+allocator keeps without using, which is not planned for: it gives it back before it fails. Exit status 1 when an
+estimate of allocated memory is more than 10 % off on a GPU.
 """
 
 from __future__ import annotations
