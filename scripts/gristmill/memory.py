@@ -87,7 +87,7 @@ def dtype_bytes(shape: Shape, model: ModelConfig) -> int:
 def linear_bytes(quantization: str | dict[str, Any] | None) -> float | None:
     """Bytes of a linear layer's weight after quantization at load; None when it is not known to shrink."""
     if isinstance(quantization, dict):
-        bits = quantization.get("bits") or quantization.get("weight_bits")
+        bits = next((quantization[key] for key in ("bits", "nbits", "weight_bits") if key in quantization), None)
         if quantization.get("load_in_4bit") or bits == 4:
             return FOUR_BIT_BYTES
         return EIGHT_BIT_BYTES if quantization.get("load_in_8bit") or bits == 8 else None
