@@ -10,7 +10,7 @@ import pytest
 from gristmill.config.schema import Config, ModelConfig
 from gristmill.errors import UserError
 from gristmill.fitting import fit, require_fit, verdict
-from gristmill.memory import GIB, Load, cache_bytes_per_token, estimate, size_bytes, spread, weight_bytes
+from gristmill.memory import CONTEXT_MIB, GIB, Load, balance_buffer, cache_bytes_per_token, estimate, size_bytes, spread, weight_bytes
 from gristmill.model_memory import load_of, memory_lines, refuse_unfit
 from gristmill.planning import make_plan
 from gristmill.shapes import Shape, Tensor, read_header, read_shape, shape_of
@@ -177,7 +177,7 @@ def test_the_room_for_the_cache_is_what_the_fullest_gpu_leaves() -> None:
     found = fit(SHAPES["70B"], model(), ROW, [H100] * 2)
     assert found.estimates is not None
     first = found.estimates[0]
-    left = (H100 - 600) * 2**20 - first.weights - first.working
+    left = (H100 - CONTEXT_MIB) * 2**20 - first.weights - first.working
     assert found.cache_tokens <= left // (first.layers * SHAPES["70B"].cache_elements() * 2)
 
 
@@ -207,7 +207,7 @@ def test_the_plan_lays_blocks_out_as_transformers_does(name: str) -> None:
             real_bytes[device] = real_bytes.get(device, 0) + total
         limited = model(device_map=mode, max_memory={str(device): f"{size}GB" for device in room})
         sizes = weight_bytes(SHAPES[name], limited)
-        places = spread(sizes, list(room.values()), limited)
+        places = spread(sizes, list(room.values()), limited, balance_buffer(SHAPES[name], sizes))
         if places is None:
             assert {"cpu", "disk"} & set(real_bytes), (mode, gpus, size)
             continue

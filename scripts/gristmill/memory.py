@@ -17,6 +17,8 @@ What is counted on each GPU of a worker, and why:
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +27,8 @@ from gristmill.config.schema import ModelConfig
 from gristmill.shapes import DTYPE_BYTES, Shape
 
 MIB, GIB = 2**20, 2**30
-#: Driver and kernels of one process on a card (benchmarks/memory_planner.py measures it).
-CONTEXT_MIB = 600
+#: Driver and kernels of one process on a card: 706 MiB on an H100 with torch 2.11 (benchmarks/memory_planner.py).
+CONTEXT_MIB = 720
 #: cuBLAS takes its workspace from torch's allocator.
 WORKSPACE_BYTES = 40 * MIB
 #: Bytes of a weight of a linear layer after bitsandbytes: nf4 with double quantization has an 8-bit scale for 64
@@ -112,7 +114,7 @@ def estimate(shape: Shape, model: ModelConfig, load: Load, free: Sequence[int]) 
         One estimate a GPU; None when the weights do not find room on the GPUs.
     """
     sizes = weight_bytes(shape, model)
-    places = spread(sizes, free, model)
+    places = spread(sizes, free, model, balance_buffer(shape, sizes))
     if places is None:
         return None
     found: list[Estimate] = []
@@ -126,12 +128,31 @@ def estimate(shape: Shape, model: ModelConfig, load: Load, free: Sequence[int]) 
     return found
 
 
-def spread(sizes: Sequence[int], free: Sequence[int], model: ModelConfig) -> list[int] | None:
+def balance_buffer(shape: Shape, sizes: Sequence[int], version: tuple[int, int] | None = None) -> int:
+    """What a balanced device_map gives each GPU beyond its even share: 1.25 times a layer, or, since transformers 5.18,
+    1.25 times the largest block, which is often the embedding. `version` is the installed transformers when None.
+    """
+    leaves_count = (version or _transformers_version()) >= (5, 18)
+    counted = [size for size, block in zip(sizes, shape.blocks, strict=True) if block.is_layer or leaves_count]
+    return int(1.25 * max(counted, default=0))
+
+
+@functools.cache
+def _transformers_version() -> tuple[int, int]:
+    """Major and minor, from the package's metadata: importing transformers takes seconds."""
+    try:
+        major, minor = importlib.metadata.version("transformers").split(".")[:2]
+    except importlib.metadata.PackageNotFoundError:
+        return (6, 0)  # planning without it: the rule of the newest
+    return int(major), int(minor)
+
+
+def spread(sizes: Sequence[int], free: Sequence[int], model: ModelConfig, buffer: int) -> list[int] | None:
     """The GPU of each block, as transformers and accelerate place them; None when a block would go to CPU or disk.
 
-    A map in the config is the user's own affair: it counts as balanced.
+    A map in the config is the user's own affair: it counts as balanced. `buffer` is balance_buffer's.
     """
-    room = _room(sizes, free, model)
+    room = _room(sizes, free, model, buffer)
     places: list[int] = []
     device, used = 0, 0
     for index, size in enumerate(sizes):
@@ -148,7 +169,7 @@ def spread(sizes: Sequence[int], free: Sequence[int], model: ModelConfig) -> lis
     return places
 
 
-def _room(sizes: Sequence[int], free: Sequence[int], model: ModelConfig) -> list[int]:
+def _room(sizes: Sequence[int], free: Sequence[int], model: ModelConfig, buffer: int) -> list[int]:
     """What device_map may fill of each GPU with weights."""
     limits = {int(name): size_bytes(text) for name, text in model.max_memory.items() if name.isdecimal()}
     room = [min(limits.get(device, bytes_), bytes_) for device, bytes_ in enumerate(free)]
@@ -157,7 +178,7 @@ def _room(sizes: Sequence[int], free: Sequence[int], model: ModelConfig) -> list
     if model.device_map == "sequential":
         return room
     low_zero = model.device_map == "balanced_low_0"
-    each = sum(sizes) // (len(room) - low_zero) + int(1.25 * max(sizes))
+    each = sum(sizes) // (len(room) - low_zero) + buffer
     balanced = [min(each, bytes_) for bytes_ in room[:-1]] + [room[-1]]
     if low_zero:
         balanced[0] = min(max(0, sum(sizes) - sum(balanced[1:])), room[0])
