@@ -10,7 +10,17 @@ import pytest
 from gristmill.config.schema import Config, ModelConfig
 from gristmill.errors import UserError
 from gristmill.fitting import fit, require_fit, verdict
-from gristmill.memory import CONTEXT_MIB, GIB, Load, balance_buffer, cache_bytes_per_token, estimate, size_bytes, spread, weight_bytes
+from gristmill.memory import (
+    CONTEXT_MIB,
+    GIB,
+    Load,
+    balance_buffer,
+    cache_bytes_per_token,
+    estimate,
+    size_bytes,
+    spread,
+    weight_bytes,
+)
 from gristmill.model_memory import load_of, memory_lines, refuse_unfit
 from gristmill.planning import make_plan
 from gristmill.shapes import Shape, Tensor, read_header, read_shape, shape_of

@@ -287,7 +287,7 @@ def test_a_stopped_worker_keeps_what_is_done_and_the_next_asks_only_the_rest(
     spec = {"name": "m", "model": {"engine": "echo"}}
     command = [sys.executable, str(SCRIPTS / "generate.py"), "--spec", json.dumps(spec), "--unit", "runs/a"]
     command += ["--weights", str(tmp_path / "weights.json"), "--shard", str(shard.requests)]
-    command += ["--journal", str(shard.journal), "--out", str(shard.part)]
+    command += ["--journal", str(shard.journal), "--out", str(shard.part), "--gpu-samples", str(tmp_path / "gpu")]
     environment = {"GRISTMILL_ECHO_SECONDS": "0.1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
         while len(asked(tmp_path)) < 3:

@@ -67,12 +67,9 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
     with interruptible(), locks.held(_lock_path(shard), f"{shard.unit} {shard.name}", config.wait_minutes * 60, log):
         _wait_for_orphans(shard, config.wait_minutes * 60)
         known = journal.read_known(shard.journal, set(requests), log)
-        counts = f"{len(requests)} requests, {len(known)} in the journal, {len(requests) - len(known)} to answer"
-        log(f"{shard.unit} {shard.name}: {counts}")
-        failures = (
-            _answer(shard, requests, known, model, weights, config, threads) if len(known) < len(requests) else []
-        )
-        if failures:
+        left = len(requests) - len(known)
+        log(f"{shard.unit} {shard.name}: {len(requests)} requests, {len(known)} in the journal, {left} to answer")
+        if left and (failures := _answer(shard, requests, known, model, weights, config, threads)):
             raise UserError(_failure_message(shard, failures))
     write_jsonl(shard.part, ({"key": key, **completion_to_json(known[key])} for key in requests))
 
@@ -105,7 +102,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _wait_for_orphans(shard: Shard, wait_s: float) -> None:
-    """Wait for jobs that cut the unit into another number of shards: a killed Snakemake's, which still write answers."""
+    """Wait for jobs of a killed Snakemake that cut the unit into another number of shards and still answer."""
     layout = shard.name.rpartition("-")[2]
     for path in sorted(shard.journal.glob("*.lock")):
         if path.stem.rpartition("-")[2] != layout:
