@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, SNAKEMAKE, Project, echo_config
+from test_pipeline import wait_until
+
+from gristmill import locks
 
 UNLIKE = [
     {"devices": [0, 1], "gpus_per_model": 1},
@@ -25,6 +28,11 @@ def inventory(project: Project, count: int, used_mib: dict[int, int] | None = No
     path = project.folder / "gpus.json"
     path.write_text(json.dumps(gpus))
     return str(path)
+
+
+def log_of(project: Project) -> str:
+    """What the job of the only shard has said so far."""
+    return "".join(path.read_text() for path in project.folder.glob("results/runs/plain/logs/generate-*.log"))
 
 
 def devices(project: Project, run: str = "plain") -> dict[str, list[int]]:
@@ -81,16 +89,22 @@ def test_two_snakemakes_on_one_box_share_its_gpus_without_an_overlap(project: Pr
         "GRISTMILL_INVENTORY": inventory(project, 3),
         "GRISTMILL_ECHO_SECONDS": "0.4",
     }
-    target = "results/runs/plain/manifest.json"
+    (tmp_path / "leases").mkdir()
+    mine = [locks.try_lock(tmp_path / "leases" / f"GPU-{n}.lock", "the test") for n in range(3)]
+    command = [one.command("results/runs/plain/manifest.json") for one in both]
     started = [
-        subprocess.Popen(one.command(target), cwd="/", env=one.environment(**shared), stderr=subprocess.DEVNULL)
-        for one in both
+        subprocess.Popen(words, cwd="/", env=one.environment(**shared), stderr=subprocess.DEVNULL)
+        for words, one in zip(command, both, strict=True)
     ]
+    wait_until(lambda: all("(the test)" in log_of(one) for one in both))  # both jobs wait for a group
+    for fd in mine:
+        assert fd is not None
+        locks.release(fd)
     assert [process.wait(timeout=300) for process in started] == [0, 0]
-    logs = [next(one.folder.glob("results/runs/plain/logs/generate-*.log")).read_text() for one in both]
+    logs = [log_of(one) for one in both]
     assert all("lease on GPU" in log for log in logs)  # three GPUs hold one group of two at a time:
-    (waited,) = [log for log in logs if "waiting for 2 of 3 GPUs; held: GPU 0 by pid" in log]
-    assert "(generate runs/plain 1-of-1)" in waited
+    (waited,) = [log for log in logs if "(generate runs/plain 1-of-1)" in log]
+    assert "waiting for 2 of 3 GPUs; held: GPU 0 by pid" in waited
 
 
 def test_snakemake_plan_prints_the_plan_and_starts_nothing(project: Project) -> None:

@@ -189,6 +189,7 @@ def test_a_driver_that_fails_is_an_error_and_not_a_machine_without_gpus(monkeypa
     with pytest.raises(UserError, match=r"version mismatch; see nvidia-smi, or set CUDA_VISIBLE_DEVICES=-1"):
         inventory({})
     assert inventory({"CUDA_VISIBLE_DEVICES": "-1"}) == []
+    assert (use([], {}), links([], {})) == ({}, {})
 
 
 def test_looking_for_gpus_does_not_import_torch() -> None:

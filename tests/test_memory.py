@@ -1,5 +1,6 @@
 """Facts about the memory plan: sizes of known models, where transformers would put them, and what is refused."""
 
+import importlib.metadata
 import itertools
 import json
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gristmill import memory
 from gristmill.config.schema import Config, ModelConfig
 from gristmill.errors import UserError
 from gristmill.fitting import fit, require_fit, verdict
@@ -224,6 +226,46 @@ def test_the_plan_lays_blocks_out_as_transformers_does(name: str) -> None:
         planned = {device: sum(b for b, place in zip(sizes, places, strict=True) if place == device) for device in room}
         for device, planned_bytes in planned.items():
             assert planned_bytes == pytest.approx(real_bytes.get(device, 0), abs=2**20), (mode, gpus, size, device)
+
+
+def test_before_transformers_5_18_a_large_embedding_gave_no_room_to_the_first_gpu() -> None:
+    sizes = weight_bytes(SHAPES["70B"], model())
+    layer, embedding = sizes[1], sizes[0]
+    assert balance_buffer(SHAPES["70B"], sizes, (5, 17)) == int(1.25 * layer)
+    assert balance_buffer(SHAPES["70B"], sizes, (5, 18)) == int(1.25 * max(layer, embedding))
+
+
+#: benchmarks/memory_planner.py on H100 80 GB, 2026-11-28, transformers 5.17.0, torch 2.11.0, bfloat16: shape, rows,
+#: prompt, new tokens, and for each GPU the layers that landed there and torch.cuda.max_memory_allocated in MiB.
+MEASURED = [
+    ("1B", 32, 512, 128, [(16, 4438)]),
+    ("3B", 32, 512, 128, [(28, 9871)]),
+    ("8B", 32, 512, 128, [(32, 19269)]),
+    ("1B", 32, 512, 128, [(4, 2161), (12, 3282)]),
+    ("3B", 32, 512, 128, [(11, 4768), (17, 6207)]),
+    ("8B", 32, 512, 128, [(14, 9626), (18, 11418)]),
+    ("8B", 48, 1536, 256, [(14, 19388), (18, 21626)]),
+]
+MEASURED_SIZES = {
+    "1B": (2048, 8192, 16, 32, 8, 128256),
+    "3B": (3072, 8192, 28, 24, 8, 128256),
+    "8B": (4096, 14336, 32, 32, 8, 128256),
+}
+
+
+@pytest.mark.parametrize(("name", "rows", "prompt", "new", "gpus"), MEASURED)
+def test_estimates_are_within_10_percent_of_what_was_measured_on_h100(
+    name: str, rows: int, prompt: int, new: int, gpus: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "5.17.0")
+    memory._transformers_version.cache_clear()
+    shape = shape_of(config_of(MEASURED_SIZES[name]), tensors_of(MEASURED_SIZES[name]))
+    free = [(H100 - CONTEXT_MIB) * 2**20] * len(gpus)
+    found = estimate(shape, model(), Load(rows, prompt, new), free)
+    memory._transformers_version.cache_clear()
+    assert found is not None
+    assert [one.layers for one in found] == [layers for layers, _ in gpus]
+    assert [one.torch / 2**20 for one in found] == pytest.approx([measured for _, measured in gpus], rel=0.1)
 
 
 def test_max_memory_keeps_weights_off_a_gpu() -> None:

@@ -83,13 +83,15 @@ def use(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> dict[st
     """UUID → memory in use and processes, now; from the inventory file where that stands in for the driver."""
     if path := environ.get("GRISTMILL_INVENTORY"):
         return {gpu.uuid: nvml.Use(gpu.memory_used_mib) for gpu in read_inventory(Path(path))}
+    if not gpus:  # also a driver that fails is not asked when the mask hides all
+        return {}
     with nvml.session() as driver:
         return {} if driver is None else nvml.read_use(driver, gpus)
 
 
 def links(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> nvml.Links:
     """How near the GPUs are to each other; empty where the driver does not say."""
-    if environ.get("GRISTMILL_INVENTORY"):
+    if environ.get("GRISTMILL_INVENTORY") or len(gpus) < 2:
         return {}
     with nvml.session() as driver:
         return {} if driver is None else nvml.read_links(driver, gpus)
