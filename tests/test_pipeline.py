@@ -272,12 +272,14 @@ def test_a_config_mistake_is_one_line_without_a_traceback(project: Project, chan
     assert not (project.folder / "results").exists()
 
 
-def test_a_broken_dataset_line_is_refused_with_file_line_and_reason(project: Project) -> None:
+@pytest.mark.parametrize(("rows", "status"), [(12, 2), (150, 1)], ids=["among the first, before any job", "further on"])
+def test_a_broken_dataset_line_is_refused_with_file_line_and_reason(project: Project, rows: int, status: int) -> None:
+    project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(rows))
     with open(project.folder / "rows.jsonl", "a") as handle:
         handle.write("{broken\n")
     result = project.run()
-    assert result.returncode == 1
-    assert "rows.jsonl, line 13" in result.stdout
+    assert result.returncode == status
+    assert f"rows.jsonl, line {rows + 1}" in result.stdout
     assert "Traceback" not in result.stdout
 
 
