@@ -194,17 +194,9 @@ def _examine_project(outcome: Outcome, project: Path, dry: bool) -> None:
         outcome.check((run_folder / "gpu" / f"{shard}.jsonl").exists(), f"no samples of shard {shard}")
         outcome.check(len(devices) == size, f"shard {shard} held {len(devices)} GPUs, not {size}")
         if not dry:
-            outcome.device_maps.append(summary_of_map(worker["device_map"]))
-            on = {int(device.removeprefix("cuda:")) for device in worker["device_map"].values() if device[-1].isdigit()}
+            outcome.device_maps.append(worker["device_map"])
+            on = {int(device.removeprefix("cuda:")) for device in worker["device_map"] if device[-1].isdigit()}
             outcome.check(on == set(range(size)), f"shard {shard} has modules on {sorted(on)} of its {size} GPUs")
-
-
-def summary_of_map(device_map: dict[str, str]) -> dict[str, str]:
-    """Device → how many modules, and which is the first and the last."""
-    places: dict[str, list[str]] = {}
-    for module, device in device_map.items():
-        places.setdefault(device, []).append(module or "(all)")
-    return {device: f"{len(modules)}: {modules[0]} … {modules[-1]}" for device, modules in places.items()}
 
 
 def sessions(project: Path) -> Iterator[Session]:

@@ -131,6 +131,12 @@ def weights_of(wildcards):
     return MODEL.format(model=unit_of(wildcards).model)
 
 
+def template_of(wildcards):
+    """The model's own chat template file, which decides answers as the weights do; none for the tokenizer's."""
+    template = CONFIG.models[unit_of(wildcards).model].chat_template
+    return [template] if template else []
+
+
 def model_spec(wildcards):
     name = wildcards.model if hasattr(wildcards, "model") else unit_of(wildcards).model
     return specs.encode(specs.ModelSpec(name=name, model=CONFIG.models[name]))

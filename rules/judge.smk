@@ -24,6 +24,7 @@ use rule split as judge_split with:
     input:
         requests=f"{JUDGE}/requests.jsonl",
         weights=weights_of,
+        template=template_of,
     output:
         temp(directory(f"{JUDGE}/shards/{{shards}}")),
     log:
@@ -49,6 +50,7 @@ use rule merge as judge_merge with:
     input:
         requests=f"{JUDGE}/requests.jsonl",
         weights=weights_of,
+        template=template_of,
         parts=parts_of(JUDGE),
     output:
         generations=f"{JUDGE}/generations.jsonl",

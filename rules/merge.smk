@@ -6,6 +6,7 @@ rule merge:
     input:
         requests=f"{RUN}/requests.jsonl",
         weights=weights_of,
+        template=template_of,
         parts=parts_of(RUN),
     output:
         generations=f"{RUN}/generations.jsonl",

@@ -22,6 +22,7 @@ rule split:
     input:
         requests=f"{RUN}/requests.jsonl",
         weights=weights_of,
+        template=template_of,
     output:
         temp(directory(f"{RUN}/shards/{{shards}}")),
     log:

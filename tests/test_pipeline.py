@@ -182,6 +182,23 @@ def test_a_changed_metric_starts_no_model(judged: Project) -> None:
     assert set(ran) == {"metrics", "verdicts", "report"}
 
 
+def test_an_edited_chat_template_file_asks_again(project: Project) -> None:
+    project.write_prompt("chat.jinja", "{{ messages }}")
+    project.write_config(echo_config(models={"echo": {"engine": "echo", "chat_template": "chat.jinja"}}))
+    project.done()
+    project.write_prompt("chat.jinja", "{{ messages[0].content }}")
+    project.done()
+    assert len(project.asked("runs/plain")) == 24
+
+
+def test_a_result_that_was_removed_is_made_again_without_a_model(project: Project) -> None:
+    project.done()
+    (project.folder / "results/runs/plain/generations.jsonl").unlink()
+    project.done()
+    assert len(project.lines("runs/plain/generations.jsonl")) == 12
+    assert len(project.asked("runs/plain")) == 12
+
+
 def test_added_and_edited_rows_are_the_only_ones_asked(project: Project) -> None:
     project.done()
     rows = [{"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(12)]

@@ -24,6 +24,7 @@ from gristmill.model_memory import check_worker
 from gristmill.shapes import read_shape
 from gristmill.shards import assign
 from gristmill.types import JsonDict, Request
+from gristmill.weights import weights_folder
 from gristmill.workers import Worker, worker_of
 
 #: Requests that are tokenized and held at once.
@@ -97,7 +98,7 @@ def _refuse_unfit(
     limit = context_limit(spec.model, weights)
     longest = max(lengths) if limit is None else max(1, min(max(lengths), limit - new_tokens))
     load = Load(1, longest, new_tokens, any(sampling["temperature"] > 0 for sampling in settings))
-    shape = read_shape(Path(weights["folder"]))
+    shape = read_shape(weights_folder(weights))
     most = sum(worker.gpus for worker in workers)
     for worker in dict.fromkeys(workers):
         check_worker(spec.name, shape, spec.model, load, worker, most)
@@ -110,7 +111,7 @@ def _token_counter(model: ModelConfig, weights: JsonDict) -> Callable[[Sequence[
         return EchoEngine().prompt_tokens
     from gristmill.engines.chat import ChatEncoder
 
-    encoder = ChatEncoder(Path(weights["folder"]), model)
+    encoder = ChatEncoder(weights_folder(weights), model)
     return lambda requests: [len(ids) for ids in encoder.encode([request.messages for request in requests])]
 
 

@@ -50,6 +50,18 @@ def prepare(name: str, model: ModelConfig, log: Callable[[str], None]) -> JsonDi
     }
 
 
+def weights_folder(described: JsonDict) -> Path:
+    """The folder that a description names.
+
+    Raises:
+        UserError: it is gone, as when a cache was emptied.
+    """
+    folder = Path(described["folder"])
+    if not folder.is_dir():
+        raise UserError(f"{folder} with the weights of {described['name']} is gone; snakemake --forcerun prepare_model")
+    return folder
+
+
 def cache_folder() -> Path:
     """Where converted models are kept: GRISTMILL_CACHE, else gristmill/ in the user's cache folder."""
     if folder := os.environ.get("GRISTMILL_CACHE"):

@@ -28,6 +28,7 @@ from gristmill.manifest import installed_versions
 from gristmill.progress import Progress, log
 from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
 from gristmill.watch import Place, Watch
+from gristmill.weights import weights_folder
 from gristmill.workers import Worker
 
 
@@ -195,11 +196,7 @@ def _filled(config: GpusConfig) -> lease.Foreign:
 
 def _open(model: ModelConfig, weights: JsonDict, on_gpu: bool, threads: int) -> tuple[Engine, str]:
     if model.engine != "echo":
-        folder = Path(weights["folder"])
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder} with the weights of {weights['name']} is gone; snakemake --forcerun prepare_model"
-            )
+        weights_folder(weights)
         import torch
 
         torch.set_num_threads(threads)
