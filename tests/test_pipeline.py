@@ -300,6 +300,15 @@ def test_a_broken_dataset_line_is_refused_with_file_line_and_reason(project: Pro
     assert "Traceback" not in result.stdout
 
 
+def test_few_shot_turns_too_long_for_a_command_line_are_refused_in_one_line(project: Project) -> None:
+    turns = [{"user": "u" * 60_000, "assistant": "a" * 60_000}]
+    project.write_config(echo_config(prompts={"ask": {"file": "ask.jinja", "few_shot": turns}}))
+    result = project.run("-n")
+    assert result.returncode == 2
+    assert "prompts.ask: system and few_shot take 120" in result.stdout
+    assert "Traceback" not in result.stdout
+
+
 def test_config_overrides_on_the_command_line_reach_the_run(project: Project) -> None:
     project.done("--config", "runs={plain: {sampling: {max_new_tokens: 1}}}")
     lines = project.lines("runs/plain/generations.jsonl")

@@ -10,12 +10,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gristmill.config.schema import Config, JudgeConfig
+from gristmill.config.specs import MAX_SPEC_BYTES
 from gristmill.errors import UserError
 from gristmill.prompts import JUDGE_NAMES, check_placeholders
 from gristmill.rows import count_up_to, read_rows
 
 #: Rows in which a column must appear to be known.
 FIRST_ROWS = 100
+#: What a prompt may take of a spec; the other settings of a step need far less than the rest.
+MAX_PROMPT_BYTES = MAX_SPEC_BYTES - 20_000
 
 
 def check_data(config: Config) -> None:
@@ -31,7 +34,7 @@ def check_data(config: Config) -> None:
             columns[name] = _columns(config, name)
         except UserError as error:
             problems.append(f"datasets.{name}: {error}")
-    problems += [*_run_problems(config, columns), *_judge_problems(config, columns)]
+    problems += [*_long_prompts(config), *_run_problems(config, columns), *_judge_problems(config, columns)]
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
 
@@ -40,6 +43,17 @@ def rows_up_to(config: Config, dataset: str, limit: int) -> int:
     """min(limit, rows of the dataset), reading no more of the file than needed."""
     most = config.datasets[dataset].max_rows
     return count_up_to(Path(config.datasets[dataset].path), limit if most is None else min(limit, most))
+
+
+def _long_prompts(config: Config) -> Iterable[str]:
+    """Prompts whose own texts, which travel on a command line, leave too little room for the rest of a spec."""
+    for name, prompt in config.prompts.items():
+        size = len(prompt.model_dump_json().encode("utf-8", "surrogatepass"))
+        if size > MAX_PROMPT_BYTES:
+            yield (
+                f"prompts.{name}: system and few_shot take {size} bytes, over the {MAX_PROMPT_BYTES} that fit on a "
+                "command line; move long texts into the prompt file"
+            )
 
 
 def _columns(config: Config, name: str) -> set[str]:
