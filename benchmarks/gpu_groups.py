@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from small_llama import WORDS, make_model  # noqa: E402
 
-from gristmill import gpu_usage, gpus  # noqa: E402
 from gristmill.files import read_json, read_jsonl, write_json  # noqa: E402
+from gristmill.gpu import gpus, usage  # noqa: E402
 from gristmill.types import Gpu, JsonDict  # noqa: E402
 
 ROWS_PER_GPU, NEW_TOKENS = 512, 128
@@ -202,7 +202,7 @@ def _examine_project(outcome: Outcome, project: Path, dry: bool) -> None:
 def sessions(project: Path) -> Iterator[Session]:
     """Every device that a job of the project held, from its first sample to its last."""
     times: dict[tuple[str, str], list[float]] = {}
-    for line in gpu_usage.read_folder(project / "results" / "runs" / "plain" / "gpu"):
+    for line in usage.read_folder(project / "results" / "runs" / "plain" / "gpu"):
         if "uuid" in line:
             times.setdefault((line["uuid"], f"{project.name} session {line['session']}"), []).append(
                 line["monotonic_s"]

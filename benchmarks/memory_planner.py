@@ -7,9 +7,9 @@
 
 Each shape runs in a process of its own, on a lease, from a folder of safetensors that is made and removed again
 (8B: 16 GB of --scratch), loaded in bfloat16 with device_map="auto". Compared for each GPU: the estimate of
-gristmill.memory without the CUDA context against torch.cuda.max_memory_allocated, and with it against the growth that
-NVML shows. The estimate's terms and their reasons stand in gristmill/memory.py. `reserved` and NVML hold what torch's
-allocator keeps without using, which is not planned for: it gives it back before it fails. Exit status 1 when an
+gristmill.memory.estimate without the CUDA context against torch.cuda.max_memory_allocated, and with it against the
+growth that NVML shows. The estimate's terms and their reasons stand in that module. `reserved` and NVML hold what
+torch's allocator keeps without using, which is not planned for: it gives it back before it fails. Exit status 1 when an
 estimate of allocated memory is more than 10 % off on a GPU.
 """
 
@@ -30,12 +30,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from small_llama import WORDS, _save_tokenizer  # noqa: E402
 
-from gristmill import gpus, lease  # noqa: E402
 from gristmill.config.schema import ModelConfig  # noqa: E402
 from gristmill.files import write_json  # noqa: E402
-from gristmill.memory import CONTEXT_MIB, MIB, Load, estimate  # noqa: E402
+from gristmill.gpu import gpus, lease  # noqa: E402
+from gristmill.memory.estimate import CONTEXT_MIB, MIB, Load, estimate  # noqa: E402
+from gristmill.memory.shapes import Shape, read_shape  # noqa: E402
 from gristmill.progress import log  # noqa: E402
-from gristmill.shapes import Shape, read_shape  # noqa: E402
 from gristmill.types import Gpu, JsonDict, Request, Sampling  # noqa: E402
 
 TOLERANCE = 0.1

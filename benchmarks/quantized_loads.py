@@ -4,7 +4,7 @@
     python benchmarks/quantized_loads.py --shape 1B --out result.json
 
 Each load runs in a process of its own, through the project's own loading and static engine. Compared is the estimate of
-gristmill.memory (weights only) with what torch holds after loading. Needs bitsandbytes.
+gristmill.memory.estimate (weights only) with what torch holds after loading. Needs bitsandbytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from memory_planner import SHAPES, make_folder  # noqa: E402
 
 from gristmill.config.schema import ModelConfig  # noqa: E402
 from gristmill.files import write_json  # noqa: E402
-from gristmill.memory import MIB, weight_bytes  # noqa: E402
+from gristmill.memory.estimate import MIB, weight_bytes  # noqa: E402
+from gristmill.memory.shapes import read_shape  # noqa: E402
 from gristmill.progress import log  # noqa: E402
-from gristmill.shapes import read_shape  # noqa: E402
 from gristmill.types import Request, Sampling  # noqa: E402
 
 LOADS = ("16bit", "8bit", "4bit")

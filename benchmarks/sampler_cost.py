@@ -19,10 +19,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from gristmill import gpus  # noqa: E402
-from gristmill.cards import open_nvml  # noqa: E402
-from gristmill.health import Doctor  # noqa: E402
-from gristmill.monitor import SampleFile, sample  # noqa: E402
+from gristmill.gpu import gpus  # noqa: E402
+from gristmill.gpu.cards import open_nvml  # noqa: E402
+from gristmill.gpu.health import Doctor  # noqa: E402
+from gristmill.gpu.monitor import SampleFile, sample  # noqa: E402
 from gristmill.types import Gpu  # noqa: E402
 
 SAMPLES = 2000

@@ -5,19 +5,20 @@ from pathlib import Path
 
 from snakemake.resources import Resource
 
-from gristmill import GENERATION_VERSION, gpus, lease
+from gristmill import GENERATION_VERSION
+from gristmill.gpu import gpus, lease
 from gristmill.config import specs
 from gristmill.config.check import check_data, rows_up_to
 from gristmill.config.load import load_config
 from gristmill.errors import UserError
 from gristmill.files import write_bytes
 from gristmill.keys import code_digest
-from gristmill.model_memory import refuse_unfit
-from gristmill.plan_text import plan_text
-from gristmill.planning import make_plan
+from gristmill.planning.memory import refuse_unfit
+from gristmill.planning.text import plan_text
+from gristmill.planning.plan import make_plan
 from gristmill.shards import shard_count
 from gristmill.weights import weights_inputs
-from gristmill.workers import encode_workers, worker_of
+from gristmill.planning.workers import encode_workers, worker_of
 
 MODEL = "results/models/{model}.json"
 RUN = "results/runs/{run}"
@@ -79,7 +80,7 @@ WORKERS = encode_workers(PLAN.all_workers())
 
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
 PROMPT_CODE = code_digest("prompts", "rendering", "rows", "judging.items", "judging.requests")
-READING_CODE = code_digest("judging", "grading", "intervals", "metrics", "gpu_usage")
+READING_CODE = code_digest("judging", "grading", "intervals", "metrics", "gpu.usage")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
 JUDGE_FILES = ["requests.jsonl", "generations.jsonl", "verdicts.jsonl", "metrics.json", "manifest.json"]

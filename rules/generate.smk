@@ -24,7 +24,7 @@ rule generate:
         temp(f"{RUN}/parts/{{shards}}/{{shard}}-of-{{shards}}.jsonl"),
     log:
         f"{RUN}/logs/generate-{{shard}}-of-{{shards}}.log",
-    # A GPU with an error is set aside (gristmill.health); the second try takes another.
+    # A GPU with an error is set aside (gristmill.gpu.health); the second try takes another.
     retries: 1
     conda:
         "../envs/gpu.yaml"

@@ -19,8 +19,8 @@ from gristmill.config.schema import GpusConfig
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_json
+from gristmill.planning.workers import Worker, decode_workers, worker_of
 from gristmill.worker import Interrupted, Shard, run_shard
-from gristmill.workers import Worker, decode_workers, worker_of
 
 
 def main() -> None:

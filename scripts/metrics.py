@@ -16,7 +16,7 @@ from pathlib import Path
 from gristmill.config.specs import MetricsSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_jsonl, write_json, write_jsonl
-from gristmill.gpu_usage import usage_of
+from gristmill.gpu.usage import usage_of
 from gristmill.metrics import RunTally
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import yaml
 
-from gristmill import gpus, lease
 from gristmill.config.load import load_config
 from gristmill.config.schema import ModelConfig
 from gristmill.errors import UserError, run_main
-from gristmill.model_memory import local_folder, refuse_unfit
-from gristmill.plan_text import plan_text
-from gristmill.planning import make_plan
+from gristmill.gpu import gpus, lease
+from gristmill.planning.memory import local_folder, refuse_unfit
+from gristmill.planning.plan import make_plan
+from gristmill.planning.text import plan_text
 from gristmill.progress import log
 
 

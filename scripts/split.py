@@ -14,9 +14,9 @@ from pathlib import Path
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_json
+from gristmill.planning.workers import decode_workers
 from gristmill.progress import log
 from gristmill.splitting import split
-from gristmill.workers import decode_workers
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from gristmill.config.specs import VerdictSpec, decode
 from gristmill.errors import UserError, run_main
 from gristmill.files import read_jsonl, write_json, write_jsonl
-from gristmill.gpu_usage import usage_of
+from gristmill.gpu.usage import usage_of
 from gristmill.judging.tallies import PairwiseTally, PointwiseTally
 from gristmill.judging.verdicts import judged
 from gristmill.types import JsonDict

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.gpu_usage import Usage, quantile, read_lines, usage_of
+from gristmill.gpu.usage import Usage, quantile, read_lines, usage_of
 
 Sample = dict[str, Any]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gristmill.errors import UserError
-from gristmill.gpus import inventory, links, read_inventory, usable, use
-from gristmill.nvml import NVLINK, Use
+from gristmill.gpu.gpus import inventory, links, read_inventory, usable, use
+from gristmill.gpu.nvml import NVLINK, Use
 from gristmill.types import Gpu
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -193,9 +193,8 @@ def test_a_driver_that_fails_is_an_error_and_not_a_machine_without_gpus(monkeypa
 
 
 def test_looking_for_gpus_does_not_import_torch() -> None:
-    program = (
-        "import sys; from gristmill import gpus; gpus.usable(gpus.inventory(), {}); assert 'torch' not in sys.modules"
-    )
+    look = "from gristmill.gpu import gpus; gpus.usable(gpus.inventory(), {})"
+    program = f"import sys; {look}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(SCRIPTS)}, check=True)
 
 

@@ -11,17 +11,18 @@ from types import ModuleType
 
 import pytest
 
-from gristmill import health, lease, locks
+from gristmill import locks
 from gristmill.errors import UserError
-from gristmill.gpus import read_inventory
-from gristmill.lease import lease_folder, leased
+from gristmill.gpu import health, lease
+from gristmill.gpu.gpus import read_inventory
+from gristmill.gpu.lease import lease_folder, leased
 from gristmill.types import Gpu
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 GPUS = [Gpu(index, f"GPU-{index}{index}", "H100", 81559, 0) for index in range(4)]
 PRELUDE = """
 import os, sys, time
-from gristmill.lease import leased
+from gristmill.gpu.lease import leased
 from gristmill.types import Gpu
 GPUS = [Gpu(index, f"GPU-{index}{index}", "H100", 81559, 0) for index in range(4)]
 """

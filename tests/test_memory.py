@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from gristmill import memory
 from gristmill.config.schema import Config, ModelConfig
 from gristmill.errors import UserError
-from gristmill.fitting import fit, require_fit, verdict
-from gristmill.memory import (
+from gristmill.memory import estimate as memory
+from gristmill.memory.estimate import (
     CONTEXT_MIB,
     GIB,
     Load,
@@ -23,9 +22,10 @@ from gristmill.memory import (
     spread,
     weight_bytes,
 )
-from gristmill.model_memory import load_of, memory_lines, refuse_unfit
-from gristmill.planning import make_plan
-from gristmill.shapes import Shape, Tensor, read_header, read_shape, shape_of
+from gristmill.memory.fitting import fit, require_fit, verdict
+from gristmill.memory.shapes import Shape, Tensor, read_header, read_shape, shape_of
+from gristmill.planning.memory import load_of, memory_lines, refuse_unfit
+from gristmill.planning.plan import make_plan
 from gristmill.types import Gpu
 
 H100, RTX = 81559, 24564

@@ -6,11 +6,11 @@ import pytest
 
 from gristmill.config.schema import Config
 from gristmill.errors import UserError
-from gristmill.nvml import Use
-from gristmill.plan_text import plan_text
-from gristmill.planning import CLUSTER_THREADS, GPU_WORKER_THREADS, Plan, make_plan
+from gristmill.gpu.nvml import Use
+from gristmill.planning.plan import CLUSTER_THREADS, GPU_WORKER_THREADS, Plan, make_plan
+from gristmill.planning.text import plan_text
+from gristmill.planning.workers import Worker, decode_workers, encode_workers, worker_of
 from gristmill.types import Gpu
-from gristmill.workers import Worker, decode_workers, encode_workers, worker_of
 
 
 def gpus(count: int) -> list[Gpu]:

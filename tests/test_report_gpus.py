@@ -9,7 +9,7 @@ import pytest
 from test_report import always_a, generation, page_of, row, small, words_of, write_judge, write_run
 
 from gristmill.files import read_json, write_json
-from gristmill.gpu_usage import usage_of
+from gristmill.gpu.usage import usage_of
 from gristmill.report import words
 from gristmill.report.charts import INK, PALETTE, SLATE, draw_timeline
 from gristmill.report.timeline import BLOCKS, Timeline, timeline_of

@@ -10,9 +10,9 @@ from gristmill.config.schema import ModelConfig
 from gristmill.config.specs import ModelSpec
 from gristmill.errors import UserError
 from gristmill.files import read_jsonl, write_jsonl
+from gristmill.planning.workers import Worker
 from gristmill.splitting import CHUNK, measure, split
 from gristmill.types import JsonDict
-from gristmill.workers import Worker
 
 ECHO = ModelConfig(engine="echo")
 SPEC = ModelSpec(name="echo", model=ECHO)

@@ -2,8 +2,8 @@
 
 import itertools
 
-from gristmill.nvml import NVLINK
-from gristmill.topology import groups_of, nearest
+from gristmill.gpu.nvml import NVLINK
+from gristmill.gpu.topology import groups_of, nearest
 from gristmill.types import Gpu
 
 Links = dict[frozenset[str], int]

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from gristmill import health, prometheus
-from gristmill.cards import Card, Lost
 from gristmill.config.schema import GpusConfig
-from gristmill.health import Doctor, Fault, SickGpu, Vitals
-from gristmill.monitor import Monitor, SampleFile, sample, throttle_reasons
+from gristmill.gpu import health, prometheus
+from gristmill.gpu.cards import Card, Lost
+from gristmill.gpu.health import Doctor, Fault, SickGpu, Vitals
+from gristmill.gpu.monitor import Monitor, SampleFile, sample, throttle_reasons
+from gristmill.gpu.watch import FAULT_EXIT, Place, Watch
 from gristmill.types import Completion, Gpu, JsonDict
-from gristmill.watch import FAULT_EXIT, Place, Watch
 
 FAKE = Path(__file__).parent / "fake_nvml"
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -394,7 +394,7 @@ from pathlib import Path
 from gristmill import journal
 from gristmill.config.schema import GpusConfig
 from gristmill.types import Completion, Gpu
-from gristmill.watch import Place, Watch
+from gristmill.gpu.watch import Place, Watch
 
 folder, phase = Path(sys.argv[1]), sys.argv[2]
 config = GpusConfig(**json.loads(sys.argv[3]))
@@ -431,7 +431,7 @@ def test_a_hung_load_ends_the_process_with_one_line_and_sets_the_gpu_aside(tmp_p
 
 
 def test_a_load_that_hangs_with_the_interpreters_lock_ends_too(tmp_path: Path) -> None:
-    locked = "import ctypes\nfrom gristmill import watch\nwatch.BACKSTOP_S = 1\n" + HANGS.replace(
+    locked = "import ctypes\nfrom gristmill.gpu import watch\nwatch.BACKSTOP_S = 1\n" + HANGS.replace(
         "    time.sleep(60)\n", "    ctypes.PyDLL(None).sleep(40)\n"
     )
     ended = hang(tmp_path, "load", {"load_minutes": 0.01}, {}, locked)

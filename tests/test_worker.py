@@ -19,9 +19,9 @@ from gristmill.errors import UserError
 from gristmill.files import read_jsonl, write_json, write_jsonl
 from gristmill.journal import Segment
 from gristmill.locks import try_lock
+from gristmill.planning.workers import Worker
 from gristmill.types import Completion, Failure, Gpu, JsonDict, Outcome, Request
 from gristmill.worker import Interrupted, Shard, interruptible, run_shard
-from gristmill.workers import Worker
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ECHO = ModelConfig(engine="echo")

@@ -19,13 +19,13 @@ from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
 from gristmill.engines.overflow import refuse_overflow
 from gristmill.files import dumps, read_jsonl
-from gristmill.memory import Load
-from gristmill.model_memory import check_worker
-from gristmill.shapes import read_shape
+from gristmill.memory.estimate import Load
+from gristmill.memory.shapes import read_shape
+from gristmill.planning.memory import check_worker
+from gristmill.planning.workers import Worker, worker_of
 from gristmill.shards import assign
 from gristmill.types import JsonDict, Request
 from gristmill.weights import weights_folder
-from gristmill.workers import Worker, worker_of
 
 #: Requests that are tokenized and held at once.
 CHUNK = 1000

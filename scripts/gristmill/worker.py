@@ -16,20 +16,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill import gpus, journal, lease, locks
+from gristmill import journal, locks
 from gristmill.codec import completion_to_json, request_from_json
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.engines import context_limit, open_engine
 from gristmill.engines.overflow import overflows
 from gristmill.errors import UserError, some
 from gristmill.files import read_jsonl, write_jsonl
+from gristmill.gpu import gpus, lease
+from gristmill.gpu.watch import Place, Watch
 from gristmill.keys import model_identity, request_key
 from gristmill.manifest import installed_versions
+from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
 from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
-from gristmill.watch import Place, Watch
 from gristmill.weights import weights_folder
-from gristmill.workers import Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gristmill.config.schema import ModelConfig
 from gristmill.errors import UserError, some
-from gristmill.memory import GIB, size_bytes
+from gristmill.memory.estimate import GIB, size_bytes
 
 
 def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:

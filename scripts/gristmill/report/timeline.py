@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.gpu_usage import read_folder
+from gristmill.gpu.usage import read_folder
 from gristmill.types import JsonDict
 
 BLOCKS = 200

@@ -13,11 +13,11 @@ from pathlib import Path
 from gristmill.config.schema import Config, ModelConfig
 from gristmill.errors import UserError
 from gristmill.files import read_json
-from gristmill.fitting import PROMPT_TOKENS, fit, require_fit, verdict
-from gristmill.memory import GIB, MIB, Load, cache_bytes_per_token, dtype_bytes, weight_bytes
-from gristmill.planning import Plan
-from gristmill.shapes import Shape, read_shape
-from gristmill.workers import Worker
+from gristmill.memory.estimate import GIB, MIB, Load, cache_bytes_per_token, dtype_bytes, weight_bytes
+from gristmill.memory.fitting import PROMPT_TOKENS, fit, require_fit, verdict
+from gristmill.memory.shapes import Shape, read_shape
+from gristmill.planning.plan import Plan
+from gristmill.planning.workers import Worker
 
 _BYTES_NAMES = {4: "32-bit", 2: "16-bit", 1: "8-bit"}
 #: Says where a model's folder is; None while it is not on this machine.

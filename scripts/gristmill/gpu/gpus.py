@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill import nvml
 from gristmill.errors import UserError
 from gristmill.files import read_json
+from gristmill.gpu import nvml
 from gristmill.types import Gpu
 
 #: What a mask says to hide all GPUs, or those that follow.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gristmill import nvml, topology
 from gristmill.config.schema import Config
-from gristmill.model_memory import Where, local_folder, memory_lines
-from gristmill.planning import Group, Plan, count, numbers_that_work
+from gristmill.gpu import nvml, topology
+from gristmill.planning.memory import Where, local_folder, memory_lines
+from gristmill.planning.plan import Group, Plan, count, numbers_that_work
 from gristmill.types import Gpu
 
 

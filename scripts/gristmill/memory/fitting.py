@@ -12,8 +12,17 @@ from typing import Any
 
 from gristmill.config.schema import ModelConfig
 from gristmill.errors import UserError
-from gristmill.memory import CONTEXT_MIB, GIB, MIB, Estimate, Load, cache_bytes_per_token, estimate, weight_bytes
-from gristmill.shapes import Shape
+from gristmill.memory.estimate import (
+    CONTEXT_MIB,
+    GIB,
+    MIB,
+    Estimate,
+    Load,
+    cache_bytes_per_token,
+    estimate,
+    weight_bytes,
+)
+from gristmill.memory.shapes import Shape
 
 #: Prompt tokens of the row that must fit, before the requests are known.
 PROMPT_TOKENS = 1024

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from gristmill.nvml import Links
+from gristmill.gpu.nvml import Links
 from gristmill.types import Gpu
 
 #: Above this many combinations a group is grown one GPU at a time instead.

@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill import gpus as devices
-from gristmill import health, locks
+from gristmill import locks
 from gristmill.errors import UserError
-from gristmill.nvml import Links
-from gristmill.topology import nearest
+from gristmill.gpu import gpus as devices
+from gristmill.gpu import health
+from gristmill.gpu.nvml import Links
+from gristmill.gpu.topology import nearest
 from gristmill.types import Gpu
 
 #: Seconds between two looks: short at first, for groups that come and go, and long for a night's wait.

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.cards import Card, Lost, Nvml
 from gristmill.errors import UserError
 from gristmill.files import dumps, loads
+from gristmill.gpu.cards import Card, Lost, Nvml
 from gristmill.types import Gpu
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})

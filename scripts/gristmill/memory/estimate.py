@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.config.schema import ModelConfig
-from gristmill.shapes import DTYPE_BYTES, Shape
+from gristmill.memory.shapes import DTYPE_BYTES, Shape
 
 MIB, GIB = 2**20, 2**30
 #: Driver and kernels of one process on a card: 706 MiB on an H100 with torch 2.11 (benchmarks/memory_planner.py).

@@ -1,4 +1,4 @@
-"""How many workers each model gets and on which GPUs, said before the first job (plan_text.py says it).
+"""How many workers each model gets and on which GPUs, said before the first job (text.py says it).
 
 - Tokens are what `--resources gpu=N` gives; without it, the GPUs this machine may use, or on a machine without any
   `gpus.total` (default 1) slots of CPU. On a cluster, where no limit is given, `gpus.total` says how many to plan for.
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from gristmill.config.schema import Config, GpusConfig
 from gristmill.errors import UserError
-from gristmill.gpus import usable as usable_of
+from gristmill.gpu.gpus import usable as usable_of
+from gristmill.planning.workers import Worker
 from gristmill.types import Gpu
-from gristmill.workers import Worker
 
 #: More CPU threads than this do not help a GPU worker; on a machine without GPUs all cores are shared out.
 GPU_WORKER_THREADS = 8

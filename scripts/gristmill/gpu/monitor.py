@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gristmill.cards import Card, Lost
 from gristmill.files import dumps
-from gristmill.prometheus import Textfiles
+from gristmill.gpu.cards import Card, Lost
+from gristmill.gpu.prometheus import Textfiles
 from gristmill.types import JsonDict
 
 FORMAT = 1

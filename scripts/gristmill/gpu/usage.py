@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.files import loads
-from gristmill.monitor import FORMAT
+from gristmill.gpu.monitor import FORMAT
 from gristmill.types import JsonDict
 
 #: A clock that follows these is not held back.

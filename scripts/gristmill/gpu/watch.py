@@ -27,13 +27,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from gristmill import health
-from gristmill.cards import Card, Nvml, open_nvml
 from gristmill.config.schema import GpusConfig
-from gristmill.health import Doctor, Fault, SickGpu
-from gristmill.lease import lease_folder
-from gristmill.monitor import Monitor, SampleFile
-from gristmill.prometheus import Textfiles
+from gristmill.gpu import health
+from gristmill.gpu.cards import Card, Nvml, open_nvml
+from gristmill.gpu.health import Doctor, Fault, SickGpu
+from gristmill.gpu.lease import lease_folder
+from gristmill.gpu.monitor import Monitor, SampleFile
+from gristmill.gpu.prometheus import Textfiles
 from gristmill.types import Completion, Gpu, JsonDict, Outcome
 
 #: EX_TEMPFAIL of sysexits.h: try again. Elsewhere, perhaps: the GPU is set aside.
