@@ -7,7 +7,8 @@
 Needs nothing but the project's environment: it makes a small Llama of random weights with a tokenizer and a chat
 template, a dataset, and a temporary folder for each scenario, and runs the real `snakemake --cores all --resources
 gpu=N` there. What is checked afterwards comes from the samples (gpu/*.jsonl), the manifests and the lease folder. The
-exit status is 1 when a check failed. With two H100 it takes about four minutes.
+last scenario is a plan that cannot fit (a 405B shape, of which only the headers exist): it must stop before its first
+job. The exit status is 1 when a check failed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import os
@@ -31,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from small_llama import WORDS, make_model  # noqa: E402
+from small_llama import WORDS, make_giant, make_model  # noqa: E402
 
 from gristmill.files import read_json, read_jsonl, write_json  # noqa: E402
 from gristmill.gpu import gpus, usage  # noqa: E402
@@ -43,7 +45,7 @@ HEADINGS: tuple[str, ...] = (
 )
 #: A scenario that takes longer hangs.
 LIMIT_S = 240
-PACKAGES = ("torch", "transformers", "accelerate", "snakemake", "nvidia-ml-py")
+PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes", "snakemake", "nvidia-ml-py")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class Scenario:
     gpus_per_model: int
     devices: list[int | str] | str = "auto"
     pipelines: int = 1
+    quantization: str | None = None
+    #: The model is too large: Snakemake must refuse to start.
+    refused: bool = False
 
 
 @dataclass
@@ -106,14 +111,18 @@ def main() -> None:
 def scenarios(there: Sequence[Gpu]) -> list[Scenario]:
     """What this machine has the GPUs for."""
     pair = [Scenario("two GPUs a model", 2)] if len(there) >= 2 else []
+    if pair and importlib.util.find_spec("bitsandbytes") is not None:
+        pair += [Scenario(f"two GPUs a model, {bits}", 2, quantization=bits) for bits in ("8bit", "4bit")]
     last = Scenario("only the last GPU", 1, devices=[there[-1].uuid])
-    return [Scenario("one GPU a model", 1), *pair, last, Scenario("two pipelines at once", 1, pipelines=2)]
+    together = Scenario("two pipelines at once", 1, pipelines=2)
+    return [Scenario("one GPU a model", 1), *pair, last, together, Scenario("405B on one GPU", 1, refused=True)]
 
 
 def run(scenario: Scenario, folder: Path, model: JsonDict, there: Sequence[Gpu], dry: bool) -> Outcome:
     """Run a scenario's pipelines side by side and check what they left."""
     place = folder / scenario.name.replace(" ", "-")
     projects = [place / f"pipeline-{number}" for number in range(1, scenario.pipelines + 1)]
+    model = {"source": str(make_giant(place / "model"))} if scenario.refused else model
     for project in projects:
         write_project(project, scenario, model, len(there), dry)
     print(f"{scenario.name} …", file=sys.stderr, flush=True)
@@ -122,10 +131,14 @@ def run(scenario: Scenario, folder: Path, model: JsonDict, there: Sequence[Gpu],
     said = [process.communicate(timeout=LIMIT_S)[0] for process in started]
     outcome = Outcome(scenario, round(time.monotonic() - start, 1))
     for process, text in zip(started, said, strict=True):
-        if process.returncode:
+        if process.returncode != (2 if scenario.refused else 0):
             print(text[-4000:], file=sys.stderr)
-        outcome.check(process.returncode == 0, f"snakemake ended with {process.returncode}")
-    if not outcome.failed:
+            outcome.check(False, f"snakemake ended with {process.returncode}")
+    if scenario.refused:
+        outcome.check("do not fit" in said[0], f"what was said is not that it does not fit: {said[0][-200:]}")
+        outcome.check(not (projects[0] / "results").exists(), "a job ran")
+        print(said[0].strip(), file=sys.stderr)
+    elif not outcome.failed:
         examine(outcome, projects, place / "leases", there, dry)
     return outcome
 
@@ -156,6 +169,8 @@ def write_project(project: Path, scenario: Scenario, model: JsonDict, count: int
         "gpus": {"devices": scenario.devices},
     }
     config["runs"]["plain"]["sampling"] = {"max_new_tokens": NEW_TOKENS}
+    if scenario.quantization and not dry:
+        config["models"]["small"]["quantization"] = scenario.quantization
     write_json(project / "config.json", config)
 
 
@@ -226,7 +241,7 @@ def most_at_once(held: Sequence[Session]) -> int:
 
 def about(there: Sequence[Gpu], dry: bool) -> JsonDict:
     """Where and when the numbers were made."""
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions = {found: importlib.metadata.version(found) for found in PACKAGES if _installed(found)}
     return {
         "command": " ".join(["python", "benchmarks/gpu_groups.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
@@ -238,6 +253,13 @@ def about(there: Sequence[Gpu], dry: bool) -> JsonDict:
         "rows_per_gpu": 10 if dry else ROWS_PER_GPU,
         "new_tokens": NEW_TOKENS,
     }
+
+
+def _installed(name: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,27 @@ def make_model(folder: Path) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=len(vocabulary), pad_token_id=0, eos_token_id=1, bos_token_id=None, **SIZES)
     LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    return folder
+
+
+def make_giant(folder: Path) -> Path:
+    """A 405B Llama of which only config and safetensors header are there: enough to plan with, nothing to load."""
+    hidden, inner, kv, vocabulary, layers = 16384, 53248, 1024, 128256, 126
+    layer = {"self_attn.q_proj": (hidden, hidden), "self_attn.o_proj": (hidden, hidden)}
+    layer |= {f"self_attn.{name}_proj": (kv, hidden) for name in "kv"}
+    layer |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+    shapes = {"model.embed_tokens": (vocabulary, hidden), "lm_head": (vocabulary, hidden)}
+    shapes |= {f"model.layers.{n}.{name}": shape for n in range(layers) for name, shape in layer.items()}
+    header, end = {}, 0
+    for name, (rows, columns) in shapes.items():
+        start, end = end, end + 2 * rows * columns
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    sizes |= {"num_attention_heads": 128, "num_key_value_heads": 8, "max_position_embeddings": 8192}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16", **sizes}))
     return folder
 
 

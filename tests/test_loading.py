@@ -1,12 +1,13 @@
 """Facts about placing a model: what the log says of it, and what transformers is given."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gristmill.config.schema import ModelConfig
 from gristmill.config.specs import ModelSpec, decode, encode
-from gristmill.engines.loading import _given_quantization, _max_memory, placement
+from gristmill.engines.loading import _given_quantization, _max_memory, module_map, placement
 from gristmill.errors import UserError
 
 
@@ -62,3 +63,22 @@ def test_a_quantization_config_of_transformers_is_taken_as_it_is() -> None:
     pytest.importorskip("torch")
     found = _given_quantization({"quant_method": "gptq", "bits": 4, "group_size": 64})
     assert (found.bits, found.group_size) == (4, 64)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_map_of_blocks_reaches_every_module_of_the_model(tmp_path: Path, tied: bool) -> None:
+    pytest.importorskip("torch")
+    from accelerate import init_empty_weights
+    from accelerate.utils import check_device_map
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(hidden_size=64, num_hidden_layers=12, num_attention_heads=4, tie_word_embeddings=tied)
+    config.save_pretrained(tmp_path)
+    layers = {f"layer {number}": int(number > 6) for number in range(12)}
+    found = module_map(tmp_path, ModelConfig(source="x"), {"embedding": 0, **layers, "rest": 1, "head": 1})
+    with init_empty_weights():
+        check_device_map(AutoModelForCausalLM.from_config(config), found)
+    assert (found["model.layers.1"], found["model.layers.11"]) == (0, 1)
+    assert found["model.norm"] == found["model.rotary_emb"] == found["lm_head"] == 1
+    shared = module_map(tmp_path, ModelConfig(source="x"), {"embedding": 0, **layers, "rest": 1})
+    assert shared["lm_head"] == shared["model.embed_tokens"] == 0

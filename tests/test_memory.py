@@ -18,6 +18,8 @@ from gristmill.memory.estimate import (
     balance_buffer,
     cache_bytes_per_token,
     estimate,
+    even_places,
+    evenly,
     size_bytes,
     spread,
     weight_bytes,
@@ -266,6 +268,22 @@ def test_estimates_are_within_10_percent_of_what_was_measured_on_h100(
     assert found is not None
     assert [one.layers for one in found] == [layers for layers, _ in gpus]
     assert [one.torch / 2**20 for one in found] == pytest.approx([measured for _, measured in gpus], rel=0.1)
+
+
+def test_a_small_quantized_model_fills_every_gpu_of_its_group() -> None:
+    three_billion = (3072, 8192, 28, 24, 8, 128256)
+    shape = shape_of(config_of(three_billion), tensors_of(three_billion))
+    assert even_places(shape, model(quantization="4bit"), [80 * GIB] * 2) == [0] * 15 + [1] * 16
+    assert even_places(shape, model(quantization="4bit", max_memory={0: "1GiB"}), [80 * GIB] * 2) is None
+    assert even_places(shape, model(quantization="4bit"), [80 * GIB, GIB]) is None  # the second has no room for half
+    assert evenly([788, *[50] * 28, 788], 2) == [0] * 15 + [1] * 15
+    assert evenly([788, *[50] * 28, 788], 4) == [0] + [1] * 15 + [2] * 13 + [3]
+    assert evenly([5, 5], 4) == [0, 1]  # fewer blocks than GPUs
+
+
+def test_a_model_whose_rule_leaves_no_gpu_empty_keeps_the_rule() -> None:
+    assert even_places(SHAPES["7B"], model(), [80 * GIB] * 2) is None
+    assert even_places(SHAPES["7B"], model(device_map="sequential"), [80 * GIB] * 2) is None
 
 
 def test_max_memory_keeps_weights_off_a_gpu() -> None:

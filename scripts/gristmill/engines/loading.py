@@ -8,12 +8,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gristmill.config.schema import ModelConfig
 from gristmill.errors import UserError, some
-from gristmill.memory.estimate import GIB, size_bytes
+from gristmill.memory.estimate import GIB, even_places, size_bytes
+from gristmill.memory.shapes import block_of, read_shape
 
 
 def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:
@@ -30,7 +32,7 @@ def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:
     loaded = AutoModelForCausalLM.from_pretrained(
         str(folder),
         dtype=_dtype(model, on_gpu),
-        device_map=model.device_map if on_gpu else None,
+        device_map=_device_map(folder, model) if on_gpu else None,
         max_memory=_max_memory(model) if on_gpu else None,
         trust_remote_code=model.trust_remote_code,
         attn_implementation=model.attention,
@@ -42,12 +44,58 @@ def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:
     return loaded.eval()
 
 
+def idle_gpus(loaded: Any) -> list[int]:
+    """Positions of the GPUs that torch sees and that hold nothing of the model."""
+    import torch
+
+    used = {str(device).removeprefix("cuda:") for device in _placed(loaded).values()}
+    return [device for device in range(torch.cuda.device_count()) if str(device) not in used]
+
+
 def placement(loaded: Any) -> dict[str, str]:
     """Device → what landed there, layers as ranges: {"0": "model.embed_tokens, model.layers.0-15", "1": …}."""
     found: dict[str, list[str]] = {}
     for module, device in _placed(loaded).items():
         found.setdefault(device, []).append(module)
     return {device: ", ".join(_ranges(modules)) for device, modules in found.items()}
+
+
+def _device_map(folder: Path, model: ModelConfig) -> str | dict[str, int | str]:
+    """The config's map, or an even one where its rule is not good enough (memory.estimate.even_places)."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if gpus == 1 or isinstance(model.device_map, dict):
+        return model.device_map
+    shape = read_shape(folder)
+    free = [torch.cuda.mem_get_info(device)[0] for device in range(gpus)]
+    places = even_places(shape, model, free)
+    if places is None:
+        return model.device_map
+    return module_map(folder, model, dict(zip((block.name for block in shape.blocks), places, strict=True)))
+
+
+def module_map(folder: Path, model: ModelConfig, devices: Mapping[str, int]) -> dict[str, int | str]:
+    """A device_map from the devices of blocks: every module that holds something itself, layers as wholes.
+
+    The modules come from the config alone (meta device, no weights). A head that is the embedding goes where that is.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    trusted = {"trust_remote_code": model.trust_remote_code}
+    with init_empty_weights():
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, **trusted)
+        empty = AutoModelForCausalLM.from_config(config, **trusted)
+    found: dict[str, int | str] = {}
+    for name, module in empty.named_modules():
+        block = block_of(f"{name}.")
+        layer = block.removeprefix("layer ")
+        if block.startswith("layer "):
+            found[name[: name.index(f".{layer}") + len(layer) + 1]] = devices[block]
+        elif any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            found[name] = devices.get(block, devices["embedding"])
+    return found
 
 
 def _placed(loaded: Any) -> dict[str, str]:

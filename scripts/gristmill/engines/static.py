@@ -17,7 +17,7 @@ from typing import Any
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.finite_rows import FiniteRows
-from gristmill.engines.loading import load_model, placement
+from gristmill.engines.loading import idle_gpus, load_model, placement
 from gristmill.engines.overflow import overflows, shorten
 from gristmill.engines.row_sampler import RowSampler
 from gristmill.errors import UserError
@@ -59,6 +59,8 @@ class StaticEngine:
         self._chat = ChatEncoder(folder, model)
         self._stop_ids = self._chat.stop_ids()
         self._model = load_model(folder, model, on_gpu)
+        if on_gpu and (idle := idle_gpus(self._model)):
+            log(f"the model holds nothing on {len(idle)} GPUs of the worker ({idle}); fewer gpus_per_model would do")
         self._max_rows = model.max_batch_rows or (GPU_BATCH_ROWS if on_gpu else CPU_BATCH_ROWS)
         self.device_map = placement(self._model)
         self.dtype = str(self._model.dtype).removeprefix("torch.")

@@ -131,11 +131,12 @@ def blocks_of(tensors: Iterable[Tensor]) -> tuple[Block, ...]:
         place = _place(tensor.name)
         totals = sizes.setdefault(place, [0, 0, 0])
         totals[_kind(tensor, place)] += _counted(tensor)
-    names = {0: "embedding", 2: "rest", 3: "head"}
-    return tuple(
-        _block(f"layer {number}" if part == 1 else names[part], totals, part == 1)
-        for (part, number), totals in sorted(sizes.items())
-    )
+    return tuple(_block(_name(place), totals, place[0] == 1) for place, totals in sorted(sizes.items()))
+
+
+def block_of(parameter: str) -> str:
+    """The name of the block that a parameter belongs to: `embedding`, `layer 7`, `rest` or `head`."""
+    return _name(_place(parameter))
 
 
 def read_header(path: Path) -> Iterator[Tensor]:
@@ -179,6 +180,11 @@ def _place(name: str) -> tuple[int, int]:
     if _EMBEDDING.search(name):
         return 0, 0
     return (3, 0) if _HEAD.search(name) else (2, 0)
+
+
+def _name(place: tuple[int, int]) -> str:
+    part, number = place
+    return f"layer {number}" if part == 1 else {0: "embedding", 2: "rest", 3: "head"}[part]
 
 
 def _kind(tensor: Tensor, place: tuple[int, int]) -> int:
