@@ -2,6 +2,8 @@
 
     python benchmarks/gpu_groups.py                          all GPUs of this machine; prints a table, writes JSON
     python benchmarks/gpu_groups.py --out result.json        where the JSON goes (default: beside this file)
+    python benchmarks/gpu_groups.py --only 8bit pipelines    the scenarios with one of these texts in their name
+    python benchmarks/gpu_groups.py --logs folder            keep what Snakemake and the jobs said
     python benchmarks/gpu_groups.py --dry                    no GPU: two made-up ones, a fake NVML and the echo engine
 
 Needs nothing but the project's environment: it makes a small Llama of random weights with a tokenizer and a chat
@@ -101,9 +103,13 @@ def main() -> None:
         if not there:
             sys.exit("no GPU may be used here; use --dry to try the benchmark without one")
         model = {"engine": "echo"} if args.dry else {"source": str(make_model(folder / "model")), "dtype": "bfloat16"}
-        outcomes = [run(scenario, folder, model, there, args.dry) for scenario in scenarios(there)]
+        chosen = [one for one in scenarios(there) if not args.only or any(text in one.name for text in args.only)]
+        outcomes: list[Outcome] = []
+        for scenario in chosen:  # the file is written after each: what was measured stays, whatever comes later
+            outcomes.append(run(scenario, folder, model, there, args))
+            write_json(args.out, {**about(there, args.dry), "scenarios": [asdict(outcome) for outcome in outcomes]})
+            print(table(outcomes), file=sys.stderr, flush=True)
     print(table(outcomes))
-    write_json(args.out, {**about(there, args.dry), "scenarios": [asdict(outcome) for outcome in outcomes]})
     print(f"written to {args.out}")
     sys.exit(1 if any(outcome.failed for outcome in outcomes) else 0)
 
@@ -118,8 +124,9 @@ def scenarios(there: Sequence[Gpu]) -> list[Scenario]:
     return [Scenario("one GPU a model", 1), *pair, last, together, Scenario("405B on one GPU", 1, refused=True)]
 
 
-def run(scenario: Scenario, folder: Path, model: JsonDict, there: Sequence[Gpu], dry: bool) -> Outcome:
+def run(scenario: Scenario, folder: Path, model: JsonDict, there: Sequence[Gpu], args: argparse.Namespace) -> Outcome:
     """Run a scenario's pipelines side by side and check what they left."""
+    dry = args.dry
     place = folder / scenario.name.replace(" ", "-")
     projects = [place / f"pipeline-{number}" for number in range(1, scenario.pipelines + 1)]
     model = {"source": str(make_giant(place / "model"))} if scenario.refused else model
@@ -130,6 +137,8 @@ def run(scenario: Scenario, folder: Path, model: JsonDict, there: Sequence[Gpu],
     started = [start_snakemake(project, place / "leases", len(there)) for project in projects]
     said = [process.communicate(timeout=LIMIT_S)[0] for process in started]
     outcome = Outcome(scenario, round(time.monotonic() - start, 1))
+    if args.logs:
+        keep_logs(args.logs, projects, said)
     for process, text in zip(started, said, strict=True):
         if process.returncode != (2 if scenario.refused else 0):
             print(text[-4000:], file=sys.stderr)
@@ -141,6 +150,14 @@ def run(scenario: Scenario, folder: Path, model: JsonDict, there: Sequence[Gpu],
     elif not outcome.failed:
         examine(outcome, projects, place / "leases", there, dry)
     return outcome
+
+
+def keep_logs(folder: Path, projects: Sequence[Path], said: Sequence[str]) -> None:
+    """What Snakemake said and what the jobs said, one file a pipeline."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for project, text in zip(projects, said, strict=True):
+        logs = [f"== {path.name}\n{path.read_text()}" for path in sorted(project.rglob("*.log"))]
+        (folder / f"{project.parent.name}-{project.name}.log").write_text("\n".join([text, *logs]))
 
 
 def start_snakemake(project: Path, leases: Path, count: int) -> subprocess.Popen[str]:
@@ -303,6 +320,8 @@ def _dry_environment(folder: Path) -> dict[str, str]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry", action="store_true", help="without GPUs")
+    parser.add_argument("--only", nargs="+", help="texts in the names of the scenarios to run")
+    parser.add_argument("--logs", type=Path, help="a folder for logs")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     return parser.parse_args()
 
