@@ -3,6 +3,7 @@
     python benchmarks/gpu_groups.py                          all GPUs of this machine; prints a table, writes JSON
     python benchmarks/gpu_groups.py --out result.json        where the JSON goes (default: beside this file)
     python benchmarks/gpu_groups.py --only 8bit pipelines    the scenarios with one of these texts in their name
+    python benchmarks/gpu_groups.py --rows 64                fewer rows a GPU
     python benchmarks/gpu_groups.py --logs folder            keep what Snakemake and the jobs said
     python benchmarks/gpu_groups.py --dry                    no GPU: two made-up ones, a fake NVML and the echo engine
 
@@ -41,9 +42,10 @@ from gristmill.files import read_json, read_jsonl, write_json  # noqa: E402
 from gristmill.gpu import gpus, usage  # noqa: E402
 from gristmill.types import Gpu, JsonDict  # noqa: E402
 
-ROWS_PER_GPU, NEW_TOKENS = 512, 128
+ROWS_PER_GPU, DRY_ROWS_PER_GPU, NEW_TOKENS = 512, 10, 128
 HEADINGS: tuple[str, ...] = (
-    *("scenario", "workers", "GPUs at once", "wall s", "tokens", "samples", "mean busy", "tokens/J", "checks"),
+    *("scenario", "workers", "GPUs at once", "wall s", "load s", "generate s", "tokens", "samples", "mean busy"),
+    *("tokens/J", "checks"),
 )
 #: A scenario that takes longer hangs.
 LIMIT_S = 240
@@ -73,6 +75,9 @@ class Outcome:
     gpus_at_once: int = 0
     samples: int = 0
     tokens: int = 0
+    #: Of each worker: until its model was loaded, and from then to its last answer.
+    load_seconds: list[float] = field(default_factory=list)
+    generate_seconds: list[float] = field(default_factory=list)
     gpu: list[JsonDict | None] = field(default_factory=list)
     device_maps: list[dict[str, str]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -107,7 +112,7 @@ def main() -> None:
         outcomes: list[Outcome] = []
         for scenario in chosen:  # the file is written after each: what was measured stays, whatever comes later
             outcomes.append(run(scenario, folder, model, there, args))
-            write_json(args.out, {**about(there, args.dry), "scenarios": [asdict(outcome) for outcome in outcomes]})
+            write_json(args.out, {**about(there, args), "scenarios": [asdict(outcome) for outcome in outcomes]})
             print(table(outcomes), file=sys.stderr, flush=True)
     print(table(outcomes))
     print(f"written to {args.out}")
@@ -131,7 +136,7 @@ def run(scenario: Scenario, folder: Path, model: JsonDict, there: Sequence[Gpu],
     projects = [place / f"pipeline-{number}" for number in range(1, scenario.pipelines + 1)]
     model = {"source": str(make_giant(place / "model"))} if scenario.refused else model
     for project in projects:
-        write_project(project, scenario, model, len(there), dry)
+        write_project(project, scenario, model, args.rows * len(there), dry)
     print(f"{scenario.name} …", file=sys.stderr, flush=True)
     start = time.monotonic()
     started = [start_snakemake(project, place / "leases", len(there)) for project in projects]
@@ -170,10 +175,9 @@ def start_snakemake(project: Path, leases: Path, count: int) -> subprocess.Popen
     return subprocess.Popen(command, cwd=project, env=environment, text=True, **pipes)
 
 
-def write_project(project: Path, scenario: Scenario, model: JsonDict, count: int, dry: bool) -> None:
+def write_project(project: Path, scenario: Scenario, model: JsonDict, rows: int, dry: bool) -> None:
     """A config, a prompt and rows enough to keep every GPU busy for some seconds."""
     project.mkdir(parents=True)
-    rows = (10 if dry else ROWS_PER_GPU) * count
     words = [f"{WORDS[n % len(WORDS)]} {WORDS[n // len(WORDS) % len(WORDS)]}" for n in range(rows)]
     lines = [json.dumps({"id": f"r{n}", "topic": topic}) for n, topic in enumerate(words)]
     (project / "rows.jsonl").write_text("\n".join(lines) + "\n")
@@ -223,6 +227,8 @@ def _examine_project(outcome: Outcome, project: Path, dry: bool) -> None:
     outcome.samples += metrics["gpu"]["samples"] if metrics["gpu"] else 0
     for worker in manifest["workers"]:
         shard, devices = worker["shard"], worker["devices"]
+        outcome.load_seconds.append(worker["load_seconds"])
+        outcome.generate_seconds.append(worker["generate_seconds"])
         outcome.check((run_folder / "gpu" / f"{shard}.jsonl").exists(), f"no samples of shard {shard}")
         outcome.check(len(devices) == size, f"shard {shard} held {len(devices)} GPUs, not {size}")
         if not dry:
@@ -256,18 +262,18 @@ def most_at_once(held: Sequence[Session]) -> int:
     return max((len({each.uuid for each in held if each.first <= now.first <= each.last}) for now in held), default=0)
 
 
-def about(there: Sequence[Gpu], dry: bool) -> JsonDict:
+def about(there: Sequence[Gpu], args: argparse.Namespace) -> JsonDict:
     """Where and when the numbers were made."""
     versions = {found: importlib.metadata.version(found) for found in PACKAGES if _installed(found)}
     return {
         "command": " ".join(["python", "benchmarks/gpu_groups.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
-        "dry": dry,
+        "dry": args.dry,
         "cards": [f"{gpu.name} ({gpu.memory_total_mib} MiB)" for gpu in there],
         "driver": _driver(),
         "python": platform.python_version(),
         "packages": versions,
-        "rows_per_gpu": 10 if dry else ROWS_PER_GPU,
+        "rows_per_gpu": args.rows,
         "new_tokens": NEW_TOKENS,
     }
 
@@ -286,8 +292,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
         gpu = [entry for entry in outcome.gpu if entry]
         busy = ", ".join(_number(entry["utilization_mean_ratio"]) for entry in gpu) or "-"
         joule = ", ".join(_number(entry["tokens_per_joule"]) for entry in gpu) or "-"
-        numbers = (outcome.workers, outcome.gpus_at_once, outcome.seconds, outcome.tokens, outcome.samples, busy, joule)
-        rows.append((outcome.scenario.name, *map(str, numbers), "; ".join(outcome.failed) or "ok"))
+        numbers = [outcome.workers, outcome.gpus_at_once, outcome.seconds]
+        numbers += [max(each, default=0) for each in (outcome.load_seconds, outcome.generate_seconds)]
+        numbers += [outcome.tokens, outcome.samples]
+        named = "; ".join(outcome.failed) or "ok"
+        rows.append((outcome.scenario.name, *(f"{number:.6g}" for number in numbers), busy, joule, named))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
     return "\n".join("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
 
@@ -323,7 +332,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", help="texts in the names of the scenarios to run")
     parser.add_argument("--logs", type=Path, help="a folder for logs")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
-    return parser.parse_args()
+    parser.add_argument("--rows", type=int, help=f"rows a GPU (default: {ROWS_PER_GPU}, {DRY_ROWS_PER_GPU} with --dry)")
+    args = parser.parse_args()
+    args.rows = args.rows or (DRY_ROWS_PER_GPU if args.dry else ROWS_PER_GPU)
+    return args
 
 
 if __name__ == "__main__":
