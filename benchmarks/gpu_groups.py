@@ -42,7 +42,7 @@ from gristmill.files import read_json, read_jsonl, write_json  # noqa: E402
 from gristmill.gpu import gpus, usage  # noqa: E402
 from gristmill.types import Gpu, JsonDict  # noqa: E402
 
-ROWS_PER_GPU, DRY_ROWS_PER_GPU, NEW_TOKENS = 512, 10, 128
+ROWS_PER_GPU, DRY_ROWS_PER_GPU, NEW_TOKENS = 256, 10, 128
 HEADINGS: tuple[str, ...] = (
     *("scenario", "workers", "GPUs at once", "wall s", "load s", "generate s", "tokens", "samples", "mean busy"),
     *("tokens/J", "checks"),
