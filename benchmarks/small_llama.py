@@ -29,7 +29,7 @@ WORDS = [
     "number",
 ]
 CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}{% if add_generation_prompt %}word{% endif %}"
-#: 200 million parameters, nearly all of them in the 16 layers that device_map spreads.
+#: 180 million parameters, nearly all of them in the 16 layers that device_map spreads.
 SIZES: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
