@@ -45,7 +45,7 @@ PARQUET = pa.schema(
     }
 )
 SHARDS = st.integers(1, 5)
-COMMON = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+COMMON = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
