@@ -10,6 +10,7 @@ from gristmill.gpu import gpus, lease
 from gristmill.config import specs
 from gristmill.config.check import check_data, rows_up_to
 from gristmill.config.load import load_config
+from gristmill.config.repeated import refuse_repeated_keys
 from gristmill.errors import UserError
 from gristmill.files import write_bytes
 from gristmill.keys import code_digest
@@ -65,6 +66,9 @@ def decide(loaded):
 def load():
     """The checked config and the plan; a mistake ends Snakemake with one line for each problem and no traceback."""
     try:
+        if set("{}") & set(str(workflow.basedir)):  # Snakemake looks for wildcards in the paths of its conda files
+            raise UserError(f"Snakemake cannot run from a path with {{ or }}: {workflow.basedir}; move the checkout")
+        refuse_repeated_keys(workflow.configfiles)
         loaded = load_config(config, [Path.cwd(), Path(workflow.basedir)])
         check_data(loaded)
         return loaded, decide(loaded)
@@ -173,6 +177,11 @@ def metrics_spec(wildcards):
     run = unit_of(wildcards)
     named = {"dataset": run.dataset, "model": run.model, "prompt": run.prompt}
     return specs.encode(specs.MetricsSpec(run=wildcards.run, metrics=run.metrics, slices=run.slices, **named))
+
+
+def report_spec(wildcards):
+    """A function, because Snakemake would look for wildcards in a text: a title may have {braces}."""
+    return specs.encode(specs.ReportSpec.from_config(CONFIG))
 
 
 def weights_files(wildcards):

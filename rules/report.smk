@@ -30,7 +30,7 @@ rule report:
     conda:
         "../envs/cpu.yaml"
     params:
-        spec=specs.encode(specs.ReportSpec.from_config(CONFIG)),
+        spec=report_spec,
         code=REPORT_CODE,
         runs=[f"--run={name}={folder}" for name, folder in run_folders().items()],
         judges=[f"--judge={name}={folder}" for name, folder in judge_folders().items()],

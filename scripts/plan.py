@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from gristmill.config.load import load_config
+from gristmill.config.repeated import refuse_repeated_keys
 from gristmill.config.schema import ModelConfig
 from gristmill.errors import UserError, run_main
 from gristmill.gpu import gpus, lease
@@ -46,9 +47,12 @@ def main() -> None:
 
 def _read(path: Path) -> dict[str, object]:
     try:
+        refuse_repeated_keys([path])
         values = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {error}; name the config with --config") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(
+            f"{path} cannot be read: {' '.join(str(error).split())}; name the config with --config"
+        ) from error
     return values if isinstance(values, dict) else {}
 
 

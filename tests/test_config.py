@@ -1,6 +1,7 @@
 """Facts about the config: what is accepted, and that a mistake is one line with the key, the value and a next step."""
 
 import copy
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,28 @@ def test_a_name_that_yaml_reads_as_a_number_or_a_truth_is_refused(root: Path) ->
         config = copy.deepcopy(BASE)
         config["runs"][name] = BASE["runs"]["one"]
         assert refusals(config) == [f"runs has the key {name!r}; a key is text: put it in quotes"]
+
+
+@pytest.mark.parametrize("name", ["^", "a=b", "a,b", "{x}", "a{run}", "..", ".", "~", "$(id)", "a\u2028b", "e\u0301"])
+def test_a_name_that_snakemake_or_a_shell_would_read_otherwise_is_refused(root: Path, name: str) -> None:
+    for section in ("runs", "judges", "models", "datasets", "prompts"):
+        config = copy.deepcopy(BASE)
+        config[section][name] = next(iter(BASE[section].values()))
+        (line,) = refusals(config)
+        assert "; use letters, digits, '.', '_' and '-'" in line
+
+
+@pytest.mark.parametrize(("section", "known"), [("runs", "one"), ("models", "small"), ("judges", "grader")])
+def test_names_that_differ_only_in_case_are_refused_where_they_become_folders(
+    root: Path, section: str, known: str
+) -> None:
+    line = refusal(f"{section}/{known.title()}", BASE[section][known])
+    assert line == f"{section}.{known.title()} differs from {section}.{known} only in upper and lower case; rename one"
+
+
+def test_names_that_become_no_folders_may_differ_in_case_only(root: Path) -> None:
+    load(edited("datasets/Questions", BASE["datasets"]["questions"]))
+    load(edited("prompts/Direct", BASE["prompts"]["direct"]))
 
 
 def test_vs_in_a_runs_name_is_kept_for_pairs(root: Path) -> None:
@@ -436,6 +459,69 @@ def test_a_file_that_is_missing_or_a_folder_is_named_with_where_it_was_looked_fo
     assert line == f"{place} is 'gone.txt', which does not exist (looked in {root}); correct the path"
     assert f"{place} is 'folder', which is a folder, not a file" in refusal(place, "folder")
     assert f"{place} is 'a\\x00b', which does not exist" in refusal(place, "a\0b")
+
+
+@pytest.mark.parametrize("place", ["datasets.questions.path", "prompts.direct.file", "models.small.chat_template"])
+def test_a_pipe_is_no_file(root: Path, place: str) -> None:
+    os.mkfifo("pipe.jsonl")
+    assert f"{place} is 'pipe.jsonl', which is a pipe or device, not a file" in refusal(place, "pipe.jsonl")
+    assert f"{place} is '/dev/zero', which is a pipe or device, not a file" in refusal(place, "/dev/zero")
+
+
+@pytest.mark.parametrize("place", ["datasets.questions.path", "prompts.direct.file", "models.small.chat_template"])
+def test_a_file_name_with_braces_is_refused(root: Path, place: str) -> None:
+    for name in ("{run}.jsonl", "a{b", "}"):
+        Path(name).write_text("{}")
+        line = refusal(place, name)
+        assert line == f"{place} is {name!r}, and Snakemake takes {{…}} in a path for a wildcard; rename it"
+
+
+def test_a_model_folder_with_braces_is_refused_and_a_working_directory_with_them_is_not(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = root / "{run}"
+    folder.mkdir()
+    assert "Snakemake takes {…} in a path for a wildcard" in refusal("models.small.source", "{run}")
+    for name in ("questions.jsonl", "others.jsonl", "direct.jinja", "judge.jinja", "compare.jinja"):
+        (root / name).rename(folder / name)
+    monkeypatch.chdir(folder)
+    assert load_config(BASE, [folder]).datasets["questions"].path == "questions.jsonl"
+
+
+def test_half_of_a_surrogate_pair_is_refused_anywhere_in_a_config(root: Path) -> None:
+    line = refusal("prompts.direct.system", "a\ud800")
+    assert line == "prompts.direct.system is 'a\\ud800', with half of a surrogate pair; write the character itself"
+    assert "runs.one.sampling.stop.1 is '\\udfff'" in refusal("runs.one.sampling.stop", ["x", "\udfff"])
+    line = refusal("datasets.questions.fields", {"\ud800": "question"})
+    assert line.startswith("a key of datasets.questions.fields is '\\ud800'")
+
+
+@pytest.mark.parametrize("value", ["", ";;", "a", "7", '"', "\n", "\r", "\0", "é"])
+def test_a_delimiter_that_separates_nothing_is_refused(root: Path, value: str) -> None:
+    line = refusal("datasets.questions.delimiter", value)
+    known = "datasets.questions.delimiter: one character that is no letter, digit, quote or line end; "
+    assert line == f"{known}correct {value!r}"
+
+
+def test_a_delimiter_reaches_the_check_the_count_and_only_csv(root: Path) -> None:
+    Path("rows.csv").write_text("id;question\n1;a,b\n2;c\n")
+    config = load(edited("datasets.questions", {"path": "rows.csv", "delimiter": ";"}))
+    check_data(config)
+    assert rows_up_to(config, "questions", 5) == 2
+    with pytest.raises(UserError, match=r'it seems to use semicolons, not commas; set the dataset.s delimiter to ";"'):
+        check_data(load(edited("datasets.questions", {"path": "rows.csv"})))
+    with pytest.raises(UserError, match=r"delimiter is ';', but only \.csv, \.tsv files have one; remove it"):
+        check_data(load(edited("datasets.questions.delimiter", ";")))
+
+
+def test_a_refusal_lists_some_of_10_000_columns(root: Path) -> None:
+    write_jsonl("others.jsonl", [{"id": "1", "question": "a"} | {f"c{number}": 0 for number in range(10_000)}])
+    config = load(edited("runs.far", {**BASE["runs"]["far"], "metrics": ["contains"], "slices": ["nowhere"]}))
+    with pytest.raises(UserError) as caught:
+        check_data(config)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith(" and 9982 more") and len(line) < 500 for line in lines)
 
 
 def test_an_empty_path_is_no_file(root: Path) -> None:

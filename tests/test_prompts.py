@@ -185,3 +185,31 @@ def test_checking_a_broken_template_gives_a_line_instead_of_raising(tmp_path: Pa
 def test_a_judge_sees_several_accepted_references_as_one_text() -> None:
     variables = judge_variables({"q": 1}, ["x"], ["H2O", "water"], ["A", "B"])
     assert variables["reference"] == "H2O or water"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("{{ word.upper }}", "builtin_function_or_method"),
+        ("{{ words | map('upper') }}", "generator"),
+        ("{{ self }}", "TemplateReference"),
+        ("{{ range }}", "function"),
+        ("a{{ cycler }}", "type"),
+        ("{{ row.keys() }}", "dict_keys"),
+    ],
+)
+def test_a_prompt_never_shows_a_python_object(tmp_path: Path, text: str, kind: str) -> None:
+    message = refusal(tmp_path, text, {"word": "x", "words": ["a"], "self": "column"})
+    assert f"line 1: this prints a {kind}, not a value; call it with (), make it a list with | list" in message
+
+
+def test_what_a_prompt_shows_may_be_any_value_or_what_filters_make_of_it(tmp_path: Path) -> None:
+    row = {"word": "x", "words": ["a", "b"], "n": 1, "f": 0.5, "t": True, "none": None, "o": {"k": [1]}, "self": "s"}
+    text = (
+        "{{ word.upper() }} {{ words | map('upper') | list }} {{ n }} {{ f }} {{ t }} {{ none }} {{ o }} {{ row.self }}"
+    )
+    assert user_message(tmp_path, text, row) == "X ['A', 'B'] 1 0.5 True None {'k': [1]} s"
+    more = "{{ o | tojson }} {{ word | e }} {{ words | join('-') }} {{ o.items() | list }} {{ words | unique | list }}"
+    assert user_message(tmp_path, more, row) == "{\"k\": [1]} x a-b [('k', [1])] ['a', 'b']"
+    macro = "{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m(n) }}{{ range(2) | list }}"
+    assert user_message(tmp_path, macro, row) == "<1>[0, 1]"

@@ -367,7 +367,7 @@ def test_csv_errors_name_the_physical_line_where_the_row_starts(save: Save) -> N
         ("id,x\r1,2\r", "line 1: a lone carriage return outside quotes"),
         ("id,x,id\n1,2,3\n", "line 1: the column 'id' is there twice, at positions 1 and 3"),
         ("id,,column_2\n1,2,3\n", "the column 'column_2' is there twice, at positions 2 and 3"),
-        ("id;x\n1;2\n", "it seems to use semicolons, not commas; save it with commas"),
+        ("id;x\n1;2\n", 'it seems to use semicolons, not commas; set the dataset\'s delimiter to ";"'),
         ("id\tx\n1\t2\n", "it seems to use tabs, not commas; name the file .tsv"),
         ("id|x\n1|2\n", "it seems to use bars (|), not commas"),
     ],

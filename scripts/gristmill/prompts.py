@@ -5,6 +5,7 @@
 - Every column whose name is an identifier is a variable; `row` is the whole row and wins over a column named `row`.
 - In a judge's prompt `answer`, `answer_a`, `answer_b`, `reference` and `labels` win over columns of the same name.
 - `row.items` is the column `items` where the row has one: a column wins over Python's method of the same name.
+- What a template prints is a value: text, a number, a list. A method that was not called, or a generator, is refused.
 - Values print as Jinja2 prints them (null is `None`, true is `True`); use `{% if x is none %}` or `| tojson` to differ.
 """
 
@@ -122,7 +123,18 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
-_ENVIRONMENT = _Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+def _value(printed: Any) -> Any:
+    """Refuse to print what is no value: `<built-in method upper of str object at 0x7f…>` would go to the model."""
+    if isinstance(printed, _PRINTABLE):
+        return printed
+    kind = type(printed).__name__
+    advice = "call it with (), make it a list with | list, or write row.name for a column"
+    raise jinja2.TemplateRuntimeError(f"this prints a {kind}, not a value; {advice}")
+
+
+#: The values of JSON, what filters make of them, and undefined names, which raise as they are printed.
+_PRINTABLE = (str, int, float, list, tuple, dict, set, type(None), jinja2.Undefined)
+_ENVIRONMENT = _Environment(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_value)
 
 
 class _Template:

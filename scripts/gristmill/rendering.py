@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gristmill.codec import request_to_json
+from gristmill.config.schema import DatasetConfig
 from gristmill.config.specs import RequestsSpec
 from gristmill.errors import UserError
 from gristmill.prompts import PromptRenderer, run_variables
 from gristmill.rows import read_rows
-from gristmill.types import JsonDict, Request
+from gristmill.types import JsonDict, Request, Row
 
 
 def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
@@ -21,10 +22,7 @@ def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
     """
     renderer = PromptRenderer(spec.prompt)
     sampling = spec.sampling.for_requests()
-    dataset = spec.dataset
-    for row in read_rows(
-        Path(dataset.path), id_field=dataset.id_field, rename=dataset.fields, max_rows=dataset.max_rows
-    ):
+    for row in dataset_rows(spec.dataset, spec.dataset.max_rows):
         try:
             messages = renderer.render(run_variables(row.fields))
         except UserError as error:
@@ -33,3 +31,14 @@ def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
         for sample in range(spec.sampling.samples):
             request = Request(row.id, sample, "", messages, sampling)
             yield request_to_json(request) | {"reference": row.fields.get("reference"), "row": others}
+
+
+def dataset_rows(dataset: DatasetConfig, max_rows: int | None) -> Iterator[Row]:
+    """The rows of a dataset as its config says, at most so many."""
+    return read_rows(
+        Path(dataset.path),
+        id_field=dataset.id_field,
+        rename=dataset.fields,
+        max_rows=max_rows,
+        delimiter=dataset.delimiter,
+    )

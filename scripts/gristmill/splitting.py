@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from gristmill.config.schema import ModelConfig
 from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
 from gristmill.engines.overflow import refuse_overflow
+from gristmill.errors import UserError
 from gristmill.files import dumps, read_jsonl
 from gristmill.memory.estimate import Load
 from gristmill.memory.shapes import read_shape
@@ -29,6 +31,7 @@ from gristmill.weights import weights_folder
 
 #: Requests that are tokenized and held at once.
 CHUNK = 1000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHARD_COLUMNS = ("id", "sample", "variant", "messages", "sampling")
 
 
@@ -78,6 +81,8 @@ def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
     too_long: list[tuple[Request, int]] = []
     for chunk in _chunks(read_jsonl(requests)):
         batch = [request_from_json(line) for line in chunk]
+        if model.engine != "echo":
+            _refuse_surrogates(batch)
         tokens = count(batch)
         lengths += tokens
         if limit is not None:
@@ -85,6 +90,17 @@ def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
             too_long += [(r, n) for r, n in pairs if n + r.sampling.max_new_tokens > limit]
     refuse_overflow(too_long, limit, model)
     return lengths
+
+
+def _refuse_surrogates(batch: Sequence[Request]) -> None:
+    """A lone surrogate is JSON and stays in the files, but has no UTF-8 form, and tokenizers raise a TypeError."""
+    for request in batch:
+        for message in request.messages:
+            if half := _SURROGATE.search(message["content"]):
+                raise UserError(
+                    f"{request.rid}: the prompt holds {half[0]!r}, half of a surrogate pair, which no tokenizer reads; "
+                    "correct the row"
+                )
 
 
 def _refuse_unfit(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from gristmill.config.schema import Config, JudgeConfig
 from gristmill.config.specs import MAX_SPEC_BYTES
-from gristmill.errors import UserError
-from gristmill.prompts import JUDGE_NAMES, check_placeholders
-from gristmill.rows import count_up_to, read_rows
+from gristmill.errors import UserError, some
+from gristmill.prompts import JUDGE_NAMES, MAX_NAMES_SHOWN, check_placeholders
+from gristmill.rendering import dataset_rows
+from gristmill.rows import count_up_to
 
 #: Rows in which a column must appear to be known.
 FIRST_ROWS = 100
@@ -41,8 +42,8 @@ def check_data(config: Config) -> None:
 
 def rows_up_to(config: Config, dataset: str, limit: int) -> int:
     """min(limit, rows of the dataset), reading no more of the file than needed."""
-    most = config.datasets[dataset].max_rows
-    return count_up_to(Path(config.datasets[dataset].path), limit if most is None else min(limit, most))
+    data = config.datasets[dataset]
+    return count_up_to(Path(data.path), min(limit, data.max_rows or limit), data.delimiter)
 
 
 def _long_prompts(config: Config) -> Iterable[str]:
@@ -59,7 +60,7 @@ def _long_prompts(config: Config) -> Iterable[str]:
 def _columns(config: Config, name: str) -> set[str]:
     dataset = config.datasets[name]
     most = min(FIRST_ROWS, dataset.max_rows or FIRST_ROWS)
-    rows = read_rows(Path(dataset.path), id_field=dataset.id_field, rename=dataset.fields, max_rows=most)
+    rows = dataset_rows(dataset, most)
     return {column for row in rows for column in row.fields}
 
 
@@ -69,7 +70,7 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
             continue
         there = columns[run.dataset]
         yield from check_placeholders(run.prompt, config.prompts[run.prompt], there, set())
-        listed = ", ".join(sorted(there))
+        listed = some(sorted(there), MAX_NAMES_SHOWN)
         for column in run.slices:
             if column not in there:
                 yield f"runs.{name}.slices: {column!r} is not a column of {run.dataset}; columns: {listed}"

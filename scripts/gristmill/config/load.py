@@ -3,13 +3,15 @@
 - pydantic's messages are rewritten to `key is value; next step`, with the nearest known key for a misspelt one. A value
   that fits none of several types gets one line for all of them.
 - References between sections (a run's model, a judge's runs) and files are checked here, before any job is made.
-- A relative path is looked up in the working directory first, then beside the Snakefile.
+- A relative path is looked up in the working directory first, then beside the Snakefile. One with { or } is refused,
+  because Snakemake takes them for wildcards; a file below the working directory is named without that folder's path.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ _ADVICE = {
     "string_pattern_mismatch": "use letters, digits, '.', '_' and '-', beginning with a letter or digit",
 }
 _MAX_SHOWN = 80
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def load_config(values: Mapping[str, Any], roots: Iterable[Path]) -> Config:
@@ -47,7 +50,7 @@ def load_config(values: Mapping[str, Any], roots: Iterable[Path]) -> Config:
         config = Config.model_validate(dict(values))
     except ValidationError as error:
         raise UserError("\n".join(_problems(error))) from None
-    problems = [*_reference_problems(config)]
+    problems = [*_unwritable(config.model_dump(), ""), *_names_alike(config), *_reference_problems(config)]
     config, missing = _with_paths(config, list(roots))
     if problems + missing:
         raise UserError("\n".join(problems + missing))
@@ -138,6 +141,19 @@ def _inner_section(annotation: Any) -> Any:
     return annotation
 
 
+def _unwritable(value: Any, key: str) -> Iterable[str]:
+    """A line for each text with a lone surrogate, which no file, command line or tokenizer can take."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _unwritable(name, f"a key of {key or 'the config'}")
+            yield from _unwritable(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _unwritable(item, f"{key}.{index}")
+    elif isinstance(value, str) and _SURROGATE.search(value):
+        yield f"{key} is {_shown(value)}, with half of a surrogate pair; write the character itself"
+
+
 def _reference_problems(config: Config) -> Iterable[str]:
     for name, run in config.runs.items():
         yield from _unknown_name(f"runs.{name}.dataset", run.dataset, config.datasets, "dataset")
@@ -155,6 +171,17 @@ def _reference_problems(config: Config) -> Iterable[str]:
         for run_name in dict.fromkeys(run for pair in judge.pairs for run in pair):
             yield from _unknown_name(f"judges.{name}.pairs", run_name, config.runs, "run")
         yield from _pair_problems(config, name)
+
+
+def _names_alike(config: Config) -> Iterable[str]:
+    """Names that become one folder on a file system that does not tell upper from lower case (macOS, Windows)."""
+    sections: dict[str, Mapping[str, object]] = {"models": config.models, "runs": config.runs, "judges": config.judges}
+    for section, names in sections.items():
+        first: dict[str, str] = {}
+        for name in names:
+            other = first.setdefault(name.lower(), name)
+            if other != name:
+                yield f"{section}.{name} differs from {section}.{other} only in upper and lower case; rename one"
 
 
 def _pair_problems(config: Config, name: str) -> Iterable[str]:
@@ -187,10 +214,12 @@ def _with_paths(config: Config, roots: list[Path]) -> tuple[Config, list[str]]:
 
     def locate(key: str, path: str) -> str:
         found = find_file(path, roots)
-        if found is None or found.is_dir():
-            why = "is a folder, not a file" if found else "does not exist"
+        if found is None or not found.is_file():
+            folder = found is not None and found.is_dir()
+            why = "does not exist" if found is None else f"is a {'folder' if folder else 'pipe or device'}, not a file"
             missing.append(f"{key} is {path!r}, which {why} (looked in {', '.join(map(str, roots))}); correct the path")
             return path
+        missing.extend(_braces(key, found))
         return str(found)
 
     datasets = {
@@ -214,12 +243,18 @@ def _with_paths(config: Config, roots: list[Path]) -> tuple[Config, list[str]]:
     return config.model_copy(update={"datasets": datasets, "prompts": prompts, "models": models}), missing
 
 
+def _braces(key: str, path: Path) -> Iterable[str]:
+    if re.search("[{}]", str(path)):
+        yield f"{key} is {str(path)!r}, and Snakemake takes {{…}} in a path for a wildcard; rename it"
+
+
 def _located_source(name: str, source: str | None, roots: list[Path], missing: list[str]) -> str | None:
     """A local model folder made findable; hub ids and package sources pass unchanged."""
     if source is None or source.startswith("package:"):
         return source
     found = find_file(source, roots)
     if found is not None and found.is_dir():
+        missing.extend(_braces(f"models.{name}.source", found.absolute()))
         return str(found.absolute())
     if source.startswith((".", "/", "~")):
         missing.append(f"models.{name}.source is {source!r}, which is not a folder; correct the path")

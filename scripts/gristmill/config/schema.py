@@ -47,6 +47,16 @@ class DatasetConfig(Section):
     id_field: str | None = Field("id", description="The column with each row's id; null derives ids from the content.")
     fields: dict[str, str] = Field({}, description="New name: column. `reference` is the name the metrics look for.")
     max_rows: int | None = Field(None, ge=1, description="Use only the first rows.")
+    delimiter: str | None = Field(
+        None, description="One character between the cells; null: a comma in .csv, a tab in .tsv."
+    )
+
+    @field_validator("delimiter")
+    @classmethod
+    def _delimiter_separates(cls, value: str | None) -> str | None:
+        if value is not None and (len(value) != 1 or value.isalnum() or value in '"\r\n\0'):
+            raise ValueError(f"one character that is no letter, digit, quote or line end; correct {value!r}")
+        return value
 
 
 class ModelConfig(Section):

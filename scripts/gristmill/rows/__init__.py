@@ -36,16 +36,19 @@ from gristmill.types import JsonDict, Row
 DEFAULT_ID_FIELD = "id"
 MAX_ID_CHARS = 512
 
-_READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
+_Reader = Callable[[Path], Iterator[Record]]
+_READERS: dict[str, Callable[..., Iterator[Record]]] = {
     ".json": json_any,
     ".jsonl": json_lines,
     ".ndjson": json_lines,
-    ".csv": functools.partial(csv_rows, delimiter=","),
-    ".tsv": functools.partial(csv_rows, delimiter="\t"),
+    ".csv": functools.partial(csv_rows, usual=","),
+    ".tsv": functools.partial(csv_rows, usual="\t"),
     ".parquet": parquet_rows,
 }
 #: Every ending of a dataset's name that can be read.
 SUFFIXES = tuple(suffix + packed for suffix in _READERS for packed in ("", ".gz"))
+#: Formats that a delimiter may be named for.
+_DELIMITED = (".csv", ".tsv")
 #: Formats whose first row has every column there is.
 _FIXED_COLUMNS = {".csv", ".tsv", ".parquet"}
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -66,6 +69,7 @@ def read_rows(
     id_field: str | None = DEFAULT_ID_FIELD,
     rename: Mapping[str, str] | None = None,
     max_rows: int | None = None,
+    delimiter: str | None = None,
 ) -> Iterator[Row]:
     """Read a dataset's rows in order.
 
@@ -74,31 +78,45 @@ def read_rows(
         id_field: The column with the ids (after renaming); None derives every id. Only the default may be absent.
         rename: {new name: column in the file}; a renamed column loses its old name.
         max_rows: Stop after so many rows, without reading on.
+        delimiter: What separates the cells of a .csv or .tsv file; None: what its name says.
 
     Raises:
         UserError: The file, a row or an argument is not usable; while iterating for all that needs the file.
     """
     path = Path(path)
-    format_of(path)
+    reader = _reader(path, delimiter)
     if max_rows is not None:
         _refuse_below_one("max_rows", max_rows)
-    return _rows(path, id_field, dict(rename or {}), max_rows)
+    return _rows(path, reader, id_field, dict(rename or {}), max_rows)
 
 
-def count_up_to(path: Path, limit: int) -> int:
+def count_up_to(path: Path, limit: int, delimiter: str | None = None) -> int:
     """min(limit, the number of rows), parsing no more rows than that.
 
     Raises:
         UserError: The file is unusable or has no rows, one of these rows is broken, or limit is below 1.
     """
     _refuse_below_one("limit", limit)
-    with contextlib.closing(_records(Path(path))) as records:
+    path = Path(path)
+    with contextlib.closing(_records(path, _reader(path, delimiter))) as records:
         return sum(1 for _ in itertools.islice(records, limit))
 
 
-def _rows(path: Path, id_field: str | None, rename: dict[str, str], max_rows: int | None) -> Iterator[Row]:
+def _reader(path: Path, delimiter: str | None) -> _Reader:
+    suffix = format_of(path)
+    if delimiter is None:
+        return _READERS[suffix]
+    if suffix not in _DELIMITED:
+        named = ", ".join(_DELIMITED)
+        raise UserError(f"{path}: delimiter is {shown(delimiter)}, but only {named} files have one; remove it")
+    return functools.partial(_READERS[suffix], delimiter=delimiter)
+
+
+def _rows(
+    path: Path, reader: _Reader, id_field: str | None, rename: dict[str, str], max_rows: int | None
+) -> Iterator[Row]:
     ids = _Ids(path, id_field)
-    with contextlib.closing(_records(path)) as records:
+    with contextlib.closing(_records(path, reader)) as records:
         for position, record in enumerate(itertools.islice(records, max_rows), 1):
             if position == 1:
                 _refuse_unknown_columns(rename, record, path)
@@ -107,11 +125,11 @@ def _rows(path: Path, id_field: str | None, rename: dict[str, str], max_rows: in
     ids.refuse_unknown_field()
 
 
-def _records(path: Path) -> Generator[Record, None, None]:
+def _records(path: Path, reader: _Reader) -> Generator[Record, None, None]:
     """The file's records; what goes wrong below (missing, cut, not gzip) becomes a UserError, and so does no record."""
     empty = True
     try:
-        for record in _READERS[format_of(path)](path):
+        for record in reader(path):
             empty = False
             yield record
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

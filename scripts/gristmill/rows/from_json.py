@@ -4,7 +4,7 @@
   One object with any other value is one record if it stands on one line, and refused otherwise. So one line like
   {"a": {"b": 1}} under a .json name is a row with the id "a"; name the file .jsonl to make it a record.
 - JSON is strict: NaN, infinities, numbers like 1e999, a key that is twice in one object, raw control characters in a
-  string and nesting beyond Python's recursion limit are refused.
+  string and more than MAX_DEPTH lists and objects inside one another are refused.
 - Integers over 64 bits (up to 4,300 digits, Python's limit) and lone surrogates are kept; a float is 64 bits wide.
 - JSON lines stream. An array's text is read whole but parsed item by item, so that an error knows its item.
 """
@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import UserError
-from gristmill.rows.source import Record, byte_lines, document, opened, refusal, repeated, shown, text_lines
+from gristmill.rows.source import (
+    MAX_DEPTH,
+    Record,
+    byte_lines,
+    document,
+    opened,
+    refusal,
+    repeated,
+    shown,
+    text_lines,
+)
 from gristmill.types import JsonDict
 
 _BLANK = re.compile(r"[ \t\n\r]*")
@@ -36,8 +46,9 @@ def json_lines(path: Path) -> Iterator[Record]:
             where = f"line {number}"
             try:
                 value = _DECODER.decode(text)
+                _refuse_depth(value, text, 0, len(text))
             except (ValueError, RecursionError) as error:
-                raise refusal(path, where, _reason(error, one_line=True), _JSONL_ADVICE) from None
+                raise _broken(error, path, where, _JSONL_ADVICE, one_line=True) from None
             yield Record("line", number, _as_object(value, path, where, _JSONL_ADVICE))
 
 
@@ -81,17 +92,20 @@ def _array(text: str, start: int, path: Path) -> Iterator[Record]:
 
 def _array_item(text: str, start: int, path: Path, number: int) -> tuple[Any, int]:
     try:
-        return _DECODER.raw_decode(text, start)
+        value, end = _DECODER.raw_decode(text, start)
+        _refuse_depth(value, text, start, end)
+        return value, end
     except (ValueError, RecursionError) as error:
         where = f"item {number} (from line {_line_of(text, start)})"
-        raise refusal(path, where, _reason(error, one_line=False), _JSON_ADVICE) from None
+        raise _broken(error, path, where, _JSON_ADVICE) from None
 
 
 def _object(text: str, path: Path) -> Iterator[Record]:
     try:
         value = _DECODER.decode(text)
+        _refuse_depth(value, text, 0, len(text))
     except (ValueError, RecursionError) as error:
-        raise refusal(path, "", _reason(error, one_line=False), _JSON_ADVICE) from None
+        raise _broken(error, path, "", _JSON_ADVICE) from None
     whole = _as_object(value, path, "", _JSON_ADVICE)
     other = next((key for key, entry in whole.items() if not isinstance(entry, dict)), None)
     if other is None:
@@ -118,11 +132,28 @@ def _kind(value: Any) -> str:
     return "a number" if isinstance(value, int | float) else "a list"
 
 
-def _reason(error: ValueError | RecursionError, *, one_line: bool) -> str:
+def _broken(
+    error: ValueError | RecursionError, path: Path, where: str, advice: str, *, one_line: bool = False
+) -> UserError:
+    if isinstance(error, RecursionError):
+        reason = f"nested too deeply, over {MAX_DEPTH} lists and objects inside one another"
+        return refusal(path, where, reason, "write the inner part as text")
+    reason = str(error)
     if isinstance(error, json.JSONDecodeError):
         place = f"column {error.colno}" if one_line else f"line {error.lineno} column {error.colno}"
-        return f"{error.msg} at {place}"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        reason = f"{error.msg.removesuffix(' at').rstrip(': ')} at {place}"
+    return refusal(path, where, reason, advice)
+
+
+def _refuse_depth(value: Any, text: str, start: int, end: int) -> None:
+    if text.count("[", start, end) + text.count("{", start, end) <= MAX_DEPTH:
+        return
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        nested = [item for item in level if isinstance(item, list | dict)]
+        level = [inner for item in nested for inner in (item.values() if isinstance(item, dict) else item)]
+    if any(isinstance(item, list | dict) for item in level):
+        raise RecursionError
 
 
 def _array_error(reason: str, text: str, position: int, path: Path) -> UserError:

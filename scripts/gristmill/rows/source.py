@@ -5,6 +5,7 @@ r"""What the readers of all dataset formats share: the record, opening a file, i
 - A row has at most MAX_ROW_BYTES, and what is read whole at most MAX_DOCUMENT_BYTES after decompression: a gzip bomb or
   a quote that is never closed meets an error before it fills the memory.
 - A file that is not what its name says (gzip, UTF-16, zip, a Git LFS pointer) is told from its first bytes.
+- A pipe or a device is refused: a dataset is read more than once, and a pipe without a writer would be waited for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import functools
 import gzip
 import io
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +25,8 @@ from gristmill.types import JsonDict
 
 MAX_ROW_BYTES = 64 * 2**20
 MAX_DOCUMENT_BYTES = 2 * 2**30
+#: Lists and objects inside one another. All later steps nest a row deeper, and Python's own limit is near 1,000.
+MAX_DEPTH = 200
 CHUNK_BYTES = 2**20
 
 _BOM = b"\xef\xbb\xbf"
@@ -74,6 +78,8 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
         for magic, meaning in _FOREIGN.items():
             if head.startswith(magic):
                 raise UserError(f"{path} {meaning}")
+        if b"\0" in head[:4]:  # no text of any format begins so, and parquet begins with PAR1
+            raise UserError(f"{path} is UTF-16 or UTF-32 without a byte order mark, or no text; save it as UTF-8")
         yield stream
 
 
@@ -125,4 +131,7 @@ def decoded(data: bytes | bytearray, path: Path, first_line: int) -> str:
 
 
 def _raw(path: Path) -> Any:
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # open() says best that a folder is one
+        raise refusal(path, "", "a pipe, a device or a socket, not a file", "write the rows to a file")
     return gzip.open(path, "rb") if is_gzip(path) else open(path, "rb", buffering=0)
