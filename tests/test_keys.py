@@ -22,7 +22,7 @@ MODEL = ModelConfig(source="org/model")
 def key(
     request: Request = REQUEST, model: ModelConfig = MODEL, weights_hash: str = "abc", overflowed: int | None = None
 ) -> str:
-    return request_key(request, model_identity(model, weights_hash), model, overflowed)
+    return request_key(request, model_identity(model, {"weights_hash": weights_hash}, on_gpu=False), model, overflowed)
 
 
 def test_a_key_is_32_hex_digits_and_stays_the_same() -> None:
