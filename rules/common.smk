@@ -254,6 +254,14 @@ def left_behind():
 
 LEFT_BEHIND = left_behind()
 
+# Without its records Snakemake goes by dates alone, and an edit of the config would pass unseen.
+if os.path.isdir("results/runs") and not any(Path(".snakemake").glob("metadata*/*")) and not workflow.remote_exec:
+    print(
+        "results/ is here without .snakemake/metadata, so edits since are not noticed; copy that folder too, or run "
+        "once with --forcerun prepare_model render_requests (answers are kept)",
+        file=sys.stderr,
+    )
+
 
 def announce_plan():
     text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
