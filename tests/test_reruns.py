@@ -649,10 +649,12 @@ def test_a_relative_configfile_is_that_of_the_folder_where_the_command_is_typed(
 
 
 @pytest.mark.model
-def test_dtype_counts_as_it_is_in_force_and_a_model_by_its_files(smollm2_folder: Path, tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    weights = tmp_path / "weights"
-    weights.mkdir()
+def test_dtype_counts_as_it_is_in_force_and_a_local_model_by_its_files_and_not_its_place(
+    smollm2_folder: Path, tmp_path: Path
+) -> None:
+    place = Place(tmp_path / "project")
+    weights = place.folder / "weights"
+    weights.mkdir(parents=True)
     for path in smollm2_folder.iterdir():
         (weights / path.name).symlink_to(path)
     place.write_rows(rows(0, 1))
@@ -666,6 +668,9 @@ def test_dtype_counts_as_it_is_in_force_and_a_model_by_its_files(smollm2_folder:
 
     place.edit(lambda config: config["models"]["echo"].update(dtype="float32"))  # what auto is on a CPU
     assert place.rerun(target, **no_gpu).asked == {}
+    os.rename(place.folder, tmp_path / "moved")
+    place, weights = Place(tmp_path / "moved"), tmp_path / "moved/weights"
+    assert place.would_run(target, **no_gpu) == {}
 
     changed = weights / "generation_config.json"
     text = changed.read_text()

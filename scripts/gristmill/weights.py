@@ -77,12 +77,19 @@ def read_description(path: Path, name: str | None = None, model: ModelConfig | N
     if not isinstance(described, dict) or lacking:
         raise UserError(f"{path} is not whole (it lacks {', '.join(lacking) or 'everything'}); {_REMEDY}")
     if model is not None:
-        wanted: JsonDict = {"name": name, "source": model.source, "revision": model.revision}
-        wanted |= {"weights_hash": _ECHO} if _ECHO in (model.engine, described["weights_hash"]) else {}
-        for key, value in wanted.items():
-            if described.get(key) != value:
-                raise UserError(f"{path} has {key} {described.get(key)!r}, but the config's is {value!r}; {_REMEDY}")
+        _require_same(path, described, {"name": name, "source": model.source, "revision": model.revision})
+        if (described["weights_hash"] == _ECHO) != (model.engine == _ECHO):
+            found = described["weights_hash"]
+            raise UserError(
+                f"{path} has weights_hash {found!r}, but the config's engine is {model.engine!r}; {_REMEDY}"
+            )
     return described
+
+
+def _require_same(path: Path, described: JsonDict, wanted: JsonDict) -> None:
+    for key, value in wanted.items():
+        if described.get(key) != value:
+            raise UserError(f"{path} has {key} {described.get(key)!r}, but the config's is {value!r}; {_REMEDY}")
 
 
 def weights_folder(described: JsonDict) -> Path:
