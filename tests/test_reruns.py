@@ -387,7 +387,7 @@ def test_an_edit_of_metrics_or_report_starts_no_model(
 
 def test_another_number_of_gpus_or_their_settings_run_nothing_again(judged: Place, tmp_path: Path) -> None:
     place = judged.copied(tmp_path / "project")
-    assert place.would_run(gpu=3) == {}
+    assert place.would_run("--cores", "7", gpu=3) == {}
     place.edit(lambda config: config.update(gpus={"wait_minutes": 1, "health": False, "stall_minutes": None}))
     place.edit(lambda config: config["models"]["echo"].update(gpus_per_model=2))
     inventory = place.folder / "gpus.json"
@@ -439,6 +439,7 @@ def every_target(rules: set[str]) -> dict[str, set[str]]:
     [
         ("engines/static.py", {}),
         ("worker.py", {}),
+        ("merging.py", {}),
         ("report/words.py", {"": {"report"}}),
         ("judging/readout.py", {**every_target({"verdicts"}), "": {"report"}}),
         (
@@ -574,6 +575,11 @@ def test_a_removed_journal_runs_nothing_until_an_answer_is_needed(small: Place) 
     assert small.would_run() == {}
     small.write_rows(rows(0, 1, 2, 3))
     assert small.rerun(ANSWERS.format("plain")).asked == {"runs/plain": ["r0", "r1", "r2", "r3"]}
+
+
+def test_a_removed_run_is_asked_again(small: Place) -> None:
+    shutil.rmtree(small.folder / "results/runs/plain")
+    assert small.rerun(ANSWERS.format("plain")).asked == {"runs/plain": ALL}
 
 
 def test_an_upgraded_package_asks_nothing_and_the_manifest_says_what_made_which_rows(small: Place) -> None:
