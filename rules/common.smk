@@ -18,12 +18,14 @@ from gristmill.planning.memory import refuse_unfit
 from gristmill.planning.text import plan_text
 from gristmill.planning.plan import make_plan
 from gristmill.shards import shard_count
-from gristmill.weights import weights_inputs
+from gristmill.weights import read_description, weights_inputs
 from gristmill.planning.workers import encode_workers, worker_of
 
 MODEL = "results/models/{model}.json"
 RUN = "results/runs/{run}"
 JUDGE = "results/judges/{judge}/{target}"
+# As many folders as a command line has room for beside a spec.
+MAX_LEFT_BEHIND = 100
 TOKENS = "GRISTMILL_CLUSTER_TOKENS"
 
 
@@ -63,6 +65,13 @@ def decide(loaded):
     return made
 
 
+def check_descriptions(loaded):
+    """Refuse a torn results/models/<model>.json before any job; that it means the config's model, each job checks."""
+    for path in map(Path, expand(MODEL, model=loaded.models)):
+        if path.exists():
+            read_description(path)
+
+
 def load():
     """The checked config and the plan; a mistake ends Snakemake with one line for each problem and no traceback."""
     try:
@@ -71,6 +80,7 @@ def load():
         refuse_repeated_keys(workflow.configfiles)
         loaded = load_config(config, [Path.cwd(), Path(workflow.basedir)])
         check_data(loaded)
+        check_descriptions(loaded)
         return loaded, decide(loaded)
     except UserError as error:
         for line in str(error).splitlines():
@@ -80,11 +90,19 @@ def load():
 
 CONFIG, PLAN = load()
 GPUS = CONFIG.gpus.model_dump_json()
-WORKERS = encode_workers(PLAN.all_workers())
+PLACEMENTS = ["--placements", specs.encode_placements(CONFIG.models)]
+PLACED = [*PLACEMENTS, "--workers", encode_workers(PLAN.all_workers())]
 
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
-PROMPT_CODE = code_digest("prompts", "rendering", "rows", "judging.items", "judging.requests")
-READING_CODE = code_digest("judging", "grading", "intervals", "metrics", "gpu.usage")
+RENDER_CODE = code_digest("prompts", "rendering", "rows")
+QUESTION_CODE = code_digest("prompts", "judging.items", "judging.requests")
+METRICS_CODE = code_digest("grading", "intervals", "metrics", "gpu.usage")
+VERDICT_CODE = code_digest(
+    *[f"judging.{name}" for name in ("items", "readout", "reliability", "tallies", "verdicts")],
+    "intervals",
+    "gpu.usage",
+)
+EXPORT_CODE = code_digest("export")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
 JUDGE_FILES = ["requests.jsonl", "generations.jsonl", "verdicts.jsonl", "metrics.json", "manifest.json"]
@@ -144,7 +162,7 @@ def template_of(wildcards):
 
 def model_spec(wildcards):
     name = wildcards.model if hasattr(wildcards, "model") else unit_of(wildcards).model
-    return specs.encode(specs.ModelSpec(name=name, model=CONFIG.models[name]))
+    return specs.encode(specs.ModelSpec.unplaced(name, CONFIG.models[name]))
 
 
 def requests_spec(wildcards):
@@ -169,8 +187,10 @@ def judge_spec(wildcards):
 
 
 def verdict_spec(wildcards):
-    judge = unit_of(wildcards)
-    return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=judge, target=target_runs(wildcards)))
+    """The judge with this target alone, so that another run that it is to judge changes nothing here."""
+    judge, target = unit_of(wildcards), target_runs(wildcards)
+    alone = {"runs": target} if len(target) == 1 else {"pairs": [tuple(target)]}
+    return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=judge.model_copy(update=alone), target=target))
 
 
 def metrics_spec(wildcards):
@@ -185,7 +205,10 @@ def report_spec(wildcards):
 
 
 def weights_files(wildcards):
-    """A local model folder's files, so that retrained weights are noticed; other sources are named by their revision."""
+    """A local model folder's files, so that retrained weights are noticed; other sources are named by their revision.
+
+    They are named in the params too: a file that went away, or came with an old date, is no newer input.
+    """
     source = CONFIG.models[wildcards.model].source
     return weights_inputs(Path(source)) if source and Path(source).is_dir() else []
 
@@ -229,6 +252,24 @@ def result_files():
     """Every file of the results that is kept, so that a missing one is made again even when the report is there."""
     runs = expand("{folder}/{name}", folder=run_folders().values(), name=RUN_FILES)
     return runs + expand("{folder}/{name}", folder=judge_folders().values(), name=JUDGE_FILES)
+
+
+def left_behind():
+    """Journals of runs and judges that the config no longer names: one that was renamed finds its answers there."""
+    there = {str(path) for kind in ("runs/*", "judges/*/*") for path in Path("results").glob(f"{kind}/journal")}
+    named = {f"{folder}/journal" for folder in [*run_folders().values(), *judge_folders().values()]}
+    return sorted(there - named, key=os.path.getmtime, reverse=True)[:MAX_LEFT_BEHIND]
+
+
+LEFT_BEHIND = left_behind()
+
+# Without its records Snakemake goes by dates alone, and an edit of the config would pass unseen.
+if os.path.isdir("results/runs") and not any(Path(".snakemake").glob("metadata*/*")) and not workflow.remote_exec:
+    print(
+        "results/ is here without .snakemake/metadata, so edits since are not noticed; copy that folder too, or run "
+        "once with --forcerun prepare_model render_requests (answers are kept)",
+        file=sys.stderr,
+    )
 
 
 def announce_plan():

@@ -12,6 +12,7 @@ rule prepare_model:
         "../envs/cpu.yaml"
     params:
         spec=model_spec,
+        files=lambda w: [path.name for path in weights_files(w)],
     shell:
         program("prepare_model.py") + " --spec {params.spec:q} --out {output:q} > {log:q} 2>&1"
 
@@ -37,7 +38,7 @@ rule generate:
         unit="runs/{run}",
         journal=f"{RUN}/journal",
     shell:
-        program("generate.py", "--gpus", GPUS, "--workers", WORKERS)
+        program("generate.py", *PLACED, "--gpus", GPUS, "--left-behind", *LEFT_BEHIND)
         + " --spec {params.spec:q} --weights {input.weights:q} "
         "--shard {input.shards:q}/{wildcards.shard}-of-{wildcards.shards}.jsonl --journal {params.journal:q} "
         "--unit {params.unit:q} --gpu-samples results/{params.unit:q}/gpu --threads {threads} "

@@ -14,7 +14,7 @@ rule judge_requests:
         "../envs/cpu.yaml"
     params:
         spec=judge_spec,
-        code=PROMPT_CODE,
+        code=QUESTION_CODE,
     shell:
         program("judge_requests.py") + " --spec {params.spec:q} --generations {input.generations:q} "
         "--out {output:q} > {log:q} 2>&1"
@@ -78,7 +78,7 @@ rule verdicts:
         "../envs/cpu.yaml"
     params:
         spec=verdict_spec,
-        code=READING_CODE,
+        code=VERDICT_CODE,
         agreement=agreement_of,
     shell:
         program("verdicts.py") + " --spec {params.spec:q} --generations {input.generations:q} "

@@ -21,7 +21,8 @@ rule merge:
         unit="runs/{run}",
         journal=f"{RUN}/journal",
     shell:
-        program("merge.py") + " --spec {params.spec:q} --weights {input.weights:q} --unit {params.unit:q} "
+        program("merge.py", *PLACEMENTS)
+        + " --spec {params.spec:q} --weights {input.weights:q} --unit {params.unit:q} "
         "--requests {input.requests:q} --parts {input.parts:q} --journal {params.journal:q} "
         "--generations {output.generations:q} --manifest {output.manifest:q} > {log:q} 2>&1"
 
@@ -35,5 +36,7 @@ rule export:
         f"{RUN}/logs/export-{{format}}.log",
     conda:
         "../envs/cpu.yaml"
+    params:
+        code=EXPORT_CODE,
     shell:
         program("export.py") + " --generations {input:q} --out {output:q} > {log:q} 2>&1"

@@ -13,7 +13,7 @@ rule metrics:
         "../envs/cpu.yaml"
     params:
         spec=metrics_spec,
-        code=READING_CODE,
+        code=METRICS_CODE,
     shell:
         program("metrics.py") + " --spec {params.spec:q} --generations {input:q} "
         "--gpu-samples results/runs/{wildcards.run}/gpu "

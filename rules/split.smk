@@ -13,7 +13,7 @@ rule render_requests:
         "../envs/cpu.yaml"
     params:
         spec=requests_spec,
-        code=PROMPT_CODE,
+        code=RENDER_CODE,
     shell:
         program("render_requests.py") + " --spec {params.spec:q} --out {output:q} > {log:q} 2>&1"
 
@@ -32,6 +32,6 @@ rule split:
     params:
         spec=model_spec,
     shell:
-        program("split.py", "--workers", WORKERS)
+        program("split.py", *PLACED)
         + " --spec {params.spec:q} --weights {input.weights:q} --requests {input.requests:q} "
         "--shards {wildcards.shards} --out {output:q} > {log:q} 2>&1"

@@ -18,8 +18,8 @@ from pathlib import Path
 from gristmill.config.schema import GpusConfig
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
-from gristmill.files import read_json
 from gristmill.planning.workers import Worker, decode_workers, worker_of
+from gristmill.weights import read_description
 from gristmill.worker import Interrupted, Shard, run_shard
 
 
@@ -27,8 +27,12 @@ def main() -> None:
     """A shard in, its part out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True)
+    parser.add_argument("--placements", default="{}", help="JSON of where and how each model runs")
     parser.add_argument("--gpus", default="{}", help="JSON of the config's gpus section")
     parser.add_argument("--workers", default="{}", help="JSON of the plan's workers; shard k runs on worker k's GPUs")
+    parser.add_argument(
+        "--left-behind", nargs="*", default=[], type=Path, help="journals of what the config no longer names"
+    )
     parser.add_argument("--weights", required=True, type=Path)
     parser.add_argument("--shard", required=True, type=Path)
     parser.add_argument("--journal", required=True, type=Path)
@@ -39,13 +43,16 @@ def main() -> None:
     )
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    spec = decode(ModelSpec, args.spec)
+    spec = decode(ModelSpec, args.spec).placed(args.placements)
     name = args.shard.stem
     workers = decode_workers(args.workers).get(spec.name) or [Worker(spec.model.gpus_per_model)]
     worker = worker_of(workers, int(name.partition("-")[0]))
-    shard = Shard(args.unit, name, args.shard, args.journal, args.out, args.gpu_samples / f"{name}.jsonl", worker)
+    samples = args.gpu_samples / f"{name}.jsonl"
+    others = tuple(args.left_behind)
+    shard = Shard(args.unit, name, args.shard, args.journal, args.out, samples, worker, others)
+    weights = read_description(args.weights, spec.name, spec.model)
     try:
-        run_shard(shard, spec.model, read_json(args.weights), decode(GpusConfig, args.gpus), args.threads)
+        run_shard(shard, spec.model, weights, decode(GpusConfig, args.gpus), args.threads)
     except Interrupted as stop:
         print(f"stopped by {stop}; finished rows are in {args.journal}; run again to go on", file=sys.stderr)
         raise SystemExit(128 + stop.signum) from None

@@ -13,16 +13,18 @@ from pathlib import Path
 
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
-from gristmill.files import read_json, read_jsonl, write_json, write_jsonl
+from gristmill.files import read_jsonl, write_json, write_jsonl
 from gristmill.manifest import Tally, manifest
 from gristmill.merging import merged
 from gristmill.progress import log
+from gristmill.weights import read_description
 
 
 def main() -> None:
     """Parts in, one file out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True)
+    parser.add_argument("--placements", default="{}", help="JSON of where and how each model runs")
     parser.add_argument("--weights", required=True, type=Path)
     parser.add_argument("--unit", required=True)
     parser.add_argument("--requests", required=True, type=Path)
@@ -31,11 +33,12 @@ def main() -> None:
     parser.add_argument("--generations", required=True, type=Path)
     parser.add_argument("--manifest", required=True, type=Path)
     args = parser.parse_args()
+    spec = decode(ModelSpec, args.spec).placed(args.placements)
+    weights = read_description(args.weights, spec.name, spec.model)
     tally = Tally()
     count = write_jsonl(args.generations, tally.through(merged(read_jsonl(args.requests), args.parts)))
-    spec = decode(ModelSpec, args.spec)
     first = next(read_jsonl(args.requests), None)
-    described = manifest(args.unit, spec, read_json(args.weights), tally, args.journal)
+    described = manifest(args.unit, spec, weights, tally, args.journal)
     write_json(args.manifest, {**described, "sampling": first and first["sampling"]})
     log(f"{count} answers from {len(args.parts)} parts")
 

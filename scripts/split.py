@@ -13,25 +13,27 @@ from pathlib import Path
 
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
-from gristmill.files import read_json
 from gristmill.planning.workers import decode_workers
 from gristmill.progress import log
 from gristmill.splitting import split
+from gristmill.weights import read_description
 
 
 def main() -> None:
     """Requests in, shards out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True)
+    parser.add_argument("--placements", default="{}", help="JSON of where and how each model runs")
     parser.add_argument("--workers", default="{}", help="JSON of the plan's workers; shards follow their speeds")
     parser.add_argument("--weights", required=True, type=Path)
     parser.add_argument("--requests", required=True, type=Path)
     parser.add_argument("--shards", required=True, type=int)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    spec = decode(ModelSpec, args.spec)
+    spec = decode(ModelSpec, args.spec).placed(args.placements)
     workers = decode_workers(args.workers).get(spec.name, [])
-    counts = split(args.requests, args.out, args.shards, spec, read_json(args.weights), workers)
+    weights = read_description(args.weights, spec.name, spec.model)
+    counts = split(args.requests, args.out, args.shards, spec, weights, workers)
     log(f"{sum(counts)} requests in {len(counts)} shards of {min(counts)} to {max(counts)}")
 
 

@@ -534,10 +534,11 @@ def test_a_source_that_looks_like_a_folder_and_is_none_is_refused(root: Path, so
     assert line == f"models.small.source is {source!r}, which is not a folder; correct the path"
 
 
-def test_sources_of_other_kinds_pass_unchanged_and_a_folder_becomes_absolute(root: Path) -> None:
+def test_sources_of_other_kinds_pass_unchanged_and_a_folder_is_named_from_the_working_directory(root: Path) -> None:
     for source in ("org/model", "package:module/file.gguf"):
         assert load(edited("models.small.source", source)).models["small"].source == source
-    assert load(edited("models.small.source", "folder")).models["small"].source == str(root / "folder")
+    assert load(edited("models.small.source", "folder")).models["small"].source == "folder"
+    assert load(edited("models.small.source", str(root / "folder"))).models["small"].source == "folder"
 
 
 def test_a_path_is_looked_up_in_each_root_in_order(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

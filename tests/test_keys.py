@@ -20,9 +20,19 @@ MODEL = ModelConfig(source="org/model")
 
 
 def key(
-    request: Request = REQUEST, model: ModelConfig = MODEL, weights_hash: str = "abc", overflowed: int | None = None
+    request: Request = REQUEST,
+    model: ModelConfig = MODEL,
+    weights_hash: str = "abc",
+    overflowed: int | None = None,
+    dtype: str | None = "bfloat16",
+    on_gpu: bool = False,
 ) -> str:
-    return request_key(request, model_identity(model, weights_hash), model, overflowed)
+    weights = {"weights_hash": weights_hash, "dtype": dtype}
+    return request_key(request, model_identity(model, weights, on_gpu), model, overflowed)
+
+
+def model(**changes: Any) -> ModelConfig:
+    return MODEL.model_copy(update=changes)
 
 
 def test_a_key_is_32_hex_digits_and_stays_the_same() -> None:
@@ -76,6 +86,50 @@ def test_dtype_and_quantization_change_the_key(change: dict[str, Any]) -> None:
     assert key(model=MODEL.model_copy(update=change)) != key()
 
 
+def test_dtype_auto_is_float32_on_a_cpu_and_the_checkpoints_own_on_a_gpu() -> None:
+    assert key() == key(model=model(dtype="float32")) == key(dtype="float16")
+    assert key(on_gpu=True) == key(model=model(dtype="bfloat16"), on_gpu=True)
+    assert len({key(), key(on_gpu=True), key(on_gpu=True, dtype="float16"), key(on_gpu=True, dtype=None)}) == 4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_dtype_that_is_named_is_the_same_on_a_cpu_and_on_a_gpu(dtype: str) -> None:
+    assert key(model=model(dtype=dtype)) == key(model=model(dtype=dtype), on_gpu=True)
+
+
+def test_an_echo_model_has_no_dtype_of_its_own() -> None:
+    assert key(model=model(engine="echo")) == key(model=model(engine="echo"), on_gpu=True)
+
+
+def test_the_engine_in_force_is_part_of_the_key() -> None:
+    assert key(model=model(engine="auto")) == key(model=model(engine="static"))
+    assert key(model=model(engine="echo")) != key(model=model(engine="static"))
+
+
+@pytest.mark.parametrize("name", ["4bit", "8bit"])
+def test_a_short_name_of_a_quantization_is_known_by_the_settings_it_stands_for(name: str) -> None:
+    written = dict(keys.QUANTIZATION[name])
+    assert key(model=model(quantization=name)) == key(model=model(quantization=written))
+    for setting in written:
+        other = {**written, setting: "other"}
+        assert key(model=model(quantization=other)) != key(model=model(quantization=name))
+
+
+@pytest.mark.parametrize("name", ["4bit", "8bit"])
+def test_the_key_sees_the_quantization_that_is_loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from transformers import BitsAndBytesConfig
+
+    from gristmill.engines import loading
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: object())  # bitsandbytes need not be installed
+    monkeypatch.setattr(BitsAndBytesConfig, "post_init", lambda self: None)
+    loaded = loading._quantization(model(quantization=name)).to_dict()
+    written = BitsAndBytesConfig(**{k: v for k, v in keys.QUANTIZATION[name].items() if k != "quant_method"}).to_dict()
+    assert {key: value for key, value in loaded.items() if written[key] != value} == {}
+
+
 def test_the_weights_change_the_key() -> None:
     assert key(weights_hash="abd") != key()
 
@@ -102,8 +156,8 @@ def test_a_templates_text_changes_the_key_and_its_name_does_not(tmp_path: Path) 
         {"revision": "main"},
         {"gpus_per_model": 4},
         {"device_map": "balanced"},
-        {"engine": "static"},
         {"attention": "sdpa"},
+        {"max_memory": {"0": "1GiB"}},
         {"max_batch_rows": 1},
         {"allow_offload": True},
         {"allow_pickle": True},

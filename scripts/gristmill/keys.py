@@ -2,7 +2,10 @@
 
 - The key covers all that changes an answer and nothing else: where the row stands, how many shards or GPUs there are,
   and what the report is called do not enter it.
-- The model enters by the fingerprint of its weights, tokenizer and code, not by its name or folder.
+- The model enters by the fingerprint of its weights, tokenizer and code, not by its name or folder; dtype, quantization
+  and engine as they are in force, not as they are written.
+- Attention kernels, device_map, GPUs and batch sizes stay out: they change the order of additions and so the last bits,
+  as the neighbours in a batch do, and an answer that depends on those bits was never repeatable.
 - The overflow policy enters only for a prompt that does not fit, so that changing it asks only those rows again.
 """
 
@@ -18,22 +21,51 @@ from gristmill.config.schema import ModelConfig
 from gristmill.files import canonical
 from gristmill.types import JsonDict, Request
 
+#: What `8bit` and `4bit` stand for; engines/loading.py makes these very settings, which a test holds it to.
+QUANTIZATION: dict[str, JsonDict] = {
+    "8bit": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "4bit": {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": "bfloat16",
+    },
+}
+#: The engine that `auto` picks (engines.open_engine): another engine draws other answers from the same seed.
+AUTO_ENGINE = "static"
+
 
 def digest(value: Any) -> str:
     """32 hex digits that equal JSON values share."""
     return hashlib.sha256(canonical(value)).hexdigest()[:32]
 
 
-def model_identity(model: ModelConfig, weights_hash: str) -> JsonDict:
-    """What of a model decides its answers."""
+def model_identity(model: ModelConfig, weights: JsonDict, on_gpu: bool) -> JsonDict:
+    """What of a model decides its answers.
+
+    Args:
+        model: the model's config.
+        weights: results/models/<model>.json.
+        on_gpu: whether it runs on GPUs, which decides what dtype `auto` is.
+    """
     template = Path(model.chat_template).read_text("utf-8") if model.chat_template else None
+    named = model.quantization
     return {
-        "weights": weights_hash,
-        "dtype": model.dtype,
-        "quantization": model.quantization,
+        "weights": weights["weights_hash"],
+        "engine": AUTO_ENGINE if model.engine == "auto" else model.engine,
+        "dtype": dtype_in_force(model, weights, on_gpu),
+        "quantization": QUANTIZATION[named] if isinstance(named, str) else named,
         "chat_template": template,
         "generation_version": GENERATION_VERSION,
     }
+
+
+def dtype_in_force(model: ModelConfig, weights: JsonDict, on_gpu: bool) -> str:
+    """The dtype that a model is loaded in; `auto` only where nothing tells: an echo model has none."""
+    if model.dtype != "auto" or model.engine == "echo":
+        return model.dtype
+    return str(weights.get("dtype") or "auto") if on_gpu else "float32"
 
 
 def request_key(request: Request, identity: JsonDict, model: ModelConfig, overflowed: int | None) -> str:

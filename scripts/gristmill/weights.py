@@ -5,6 +5,7 @@
 - A hub id is fetched into the hub's own cache at the revision asked for; the commit is recorded.
 - The fingerprint covers weights, tokenizer and code. Large files enter by size and 64 samples spread over the file:
   seconds instead of minutes for 140 GB, and any training step changes them.
+- A description that is torn, or tells of another model than the config does, is refused: keys are made from it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from gristmill import locks
 from gristmill.config.schema import ModelConfig
 from gristmill.errors import UserError
 from gristmill.files import read_json
+from gristmill.memory.shapes import read_header
 from gristmill.types import JsonDict
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py")
+_KEYS = ("name", "folder", "weights_hash", "context_tokens")
 _SAMPLES, _SAMPLE_BYTES = 64, 65_536
 _LOCK_WAIT_S = 3600.0
+_ECHO = "echo"
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_REMEDY = "remove it and run again (answers are kept)"
 
 
 def prepare(name: str, model: ModelConfig, log: Callable[[str], None]) -> JsonDict:
@@ -38,16 +44,52 @@ def prepare(name: str, model: ModelConfig, log: Callable[[str], None]) -> JsonDi
     described: JsonDict = {"name": name, "source": model.source, "revision": model.revision}
     if model.engine == "echo":
         empty = {"folder": None, "commit": None, "parameters": 0, "weights_bytes": 0, "context_tokens": None}
-        return described | empty | {"weights_hash": "echo"}
+        empty |= {"dtype": None}
+        return described | empty | {"weights_hash": _ECHO}
     folder, commit = _locate(model, log)
     _require_weights(folder, model)
     return described | {
         "folder": str(folder),
         "commit": commit,
         "weights_hash": fingerprint(folder),
+        "dtype": stored_dtype(folder),
         **_sizes(folder),
         "context_tokens": _context_tokens(folder),
     }
+
+
+def read_description(path: Path, name: str | None = None, model: ModelConfig | None = None) -> JsonDict:
+    """results/models/<model>.json, whole and about the model that the config means.
+
+    Args:
+        path: the file.
+        name: the model's name; None checks only that the file is whole.
+        model: the model's config.
+
+    Raises:
+        UserError: it is torn, lacks something, or describes another model.
+    """
+    try:
+        described = read_json(path)
+        lacking = [key for key in _KEYS if key not in described]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is not whole ({type(error).__name__}); {_REMEDY}") from error
+    if not isinstance(described, dict) or lacking:
+        raise UserError(f"{path} is not whole (it lacks {', '.join(lacking) or 'everything'}); {_REMEDY}")
+    if model is not None:
+        _require_same(path, described, {"name": name, "source": model.source, "revision": model.revision})
+        if (described["weights_hash"] == _ECHO) != (model.engine == _ECHO):
+            found = described["weights_hash"]
+            raise UserError(
+                f"{path} has weights_hash {found!r}, but the config's engine is {model.engine!r}; {_REMEDY}"
+            )
+    return described
+
+
+def _require_same(path: Path, described: JsonDict, wanted: JsonDict) -> None:
+    for key, value in wanted.items():
+        if described.get(key) != value:
+            raise UserError(f"{path} has {key} {described.get(key)!r}, but the config's is {value!r}; {_REMEDY}")
 
 
 def weights_folder(described: JsonDict) -> Path:
@@ -79,8 +121,23 @@ def fingerprint(folder: Path) -> str:
 
 
 def weights_inputs(folder: Path) -> list[Path]:
-    """The files of a model folder that make it what it is."""
-    return sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern))
+    """The files of a model folder that make it what it is: .bin weights only where there are no .safetensors."""
+    found = [path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern)]
+    pickled = [] if any(path.suffix == ".safetensors" for path in found) else folder.glob("*.bin")
+    return sorted([*found, *pickled])
+
+
+def stored_dtype(folder: Path) -> str | None:
+    """The dtype that a model folder is in, as transformers' dtype="auto" finds it; None where nothing tells."""
+    config = read_json(folder / "config.json")
+    for section in (config, config.get("text_config") or {}):
+        if named := section.get("dtype") or section.get("torch_dtype"):
+            return str(named).removeprefix("torch.")
+    for path in sorted(folder.glob("*.safetensors")):
+        for tensor in read_header(path):
+            if tensor.dtype in _FLOATS:
+                return _FLOATS[tensor.dtype]
+    return None
 
 
 def _locate(model: ModelConfig, log: Callable[[str], None]) -> tuple[Path, str | None]:

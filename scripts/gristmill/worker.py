@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gristmill import journal, locks
+from gristmill.adoption import adopt
 from gristmill.codec import completion_to_json, request_from_json
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.engines import context_limit, open_engine
@@ -44,6 +45,8 @@ class Shard:
     part: Path
     gpu_samples: Path
     worker: Worker
+    #: Journals of runs and judges that the config no longer names.
+    left_behind: tuple[Path, ...] = ()
 
 
 class Interrupted(BaseException):
@@ -65,10 +68,12 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
         UserError: rows failed, or no group of GPUs was to be had.
         Interrupted: a signal came; what was done is in the journal.
     """
-    requests = keyed_requests(shard.requests, model, weights)
+    requests = keyed_requests(shard.requests, model, weights, bool(_usable(shard, config)))
     with interruptible(), locks.held(_lock_path(shard), f"{shard.unit} {shard.name}", config.wait_minutes * 60, log):
         _wait_for_orphans(shard, config.wait_minutes * 60)
         known = journal.read_known(shard.journal, set(requests), log)
+        if adopt(shard.journal, shard.left_behind, set(requests) - set(known), log):
+            known = journal.read_known(shard.journal, set(requests), log)
         left = len(requests) - len(known)
         log(f"{shard.unit} {shard.name}: {len(requests)} requests, {len(known)} in the journal, {left} to answer")
         if left and (failures := _answer(shard, requests, known, model, weights, config, threads)):
@@ -76,9 +81,9 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
     write_jsonl(shard.part, ({"key": key, **completion_to_json(known[key])} for key in requests))
 
 
-def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict) -> dict[str, Request]:
+def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict, on_gpu: bool = False) -> dict[str, Request]:
     """A shard file's requests by key, in the file's order."""
-    identity = model_identity(model, weights["weights_hash"])
+    identity = model_identity(model, weights, on_gpu)
     limit = context_limit(model, weights)
     found: dict[str, Request] = {}
     for line in read_jsonl(path):
@@ -176,9 +181,7 @@ def _journal_outcomes(
 @contextlib.contextmanager
 def _devices(shard: Shard, model: ModelConfig, config: GpusConfig) -> Iterator[list[Gpu]]:
     """A lease on the model's group, also for the echo engine, which stands in for a real one; nothing without a GPU."""
-    group = shard.worker.group
-    wanted = config.devices if group is None else config.groups[group].devices
-    there = gpus.usable(gpus.inventory(), os.environ, wanted)
+    wanted, there = _wanted(shard, config), _usable(shard, config)
     if not there and model.engine != "echo" and wanted != "auto":
         raise UserError(f"gpus.devices is {wanted}, but no such GPU may be used on this host; set it to auto")
     if not there:
@@ -189,6 +192,16 @@ def _devices(shard: Shard, model: ModelConfig, config: GpusConfig) -> Iterator[l
     with lease.leased(*want, log, gpus.links(there), _filled(config)) as devices:
         log(f"lease on {_device_names(devices)}")
         yield devices
+
+
+def _usable(shard: Shard, config: GpusConfig) -> list[Gpu]:
+    """The GPUs of this host that the shard's worker may take."""
+    return gpus.usable(gpus.inventory(), os.environ, _wanted(shard, config))
+
+
+def _wanted(shard: Shard, config: GpusConfig) -> Literal["auto"] | list[int | str]:
+    group = shard.worker.group
+    return config.devices if group is None else config.groups[group].devices
 
 
 def _filled(config: GpusConfig) -> lease.Foreign:

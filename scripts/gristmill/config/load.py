@@ -254,8 +254,8 @@ def _located_source(name: str, source: str | None, roots: list[Path], missing: l
         return source
     found = find_file(source, roots)
     if found is not None and found.is_dir():
-        missing.extend(_braces(f"models.{name}.source", found.absolute()))
-        return str(found.absolute())
+        missing.extend(_braces(f"models.{name}.source", found))
+        return str(found)
     if source.startswith((".", "/", "~")):
         missing.append(f"models.{name}.source is {source!r}, which is not a folder; correct the path")
     return source

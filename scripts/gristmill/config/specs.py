@@ -6,6 +6,8 @@ when, its own part of the config has changed.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 from pydantic import ValidationError
@@ -23,6 +25,9 @@ from gristmill.config.schema import (
 )
 from gristmill.errors import UserError
 
+#: What of a model says where and how fast it runs and changes no answer: it travels beside the spec, so that an edit of
+#: it runs nothing again.
+PLACEMENT = frozenset({"gpus_per_model", "device_map", "max_memory", "attention", "max_batch_rows", "allow_offload"})
 #: One command-line argument may hold 128 KiB on Linux (MAX_ARG_STRLEN); stay clear of it.
 MAX_SPEC_BYTES = 100_000
 
@@ -36,10 +41,20 @@ class RequestsSpec(Section):
 
 
 class ModelSpec(Section):
-    """Requests → completions: all of the model's config that can change an answer or where it is computed."""
+    """Requests → completions: what of the model's config can change an answer, and with `placed` where it runs."""
 
     name: str
     model: ModelConfig
+
+    @classmethod
+    def unplaced(cls, name: str, model: ModelConfig) -> ModelSpec:
+        """The spec without the placement, as a rule's params carry it."""
+        return cls(name=name, model=ModelConfig.model_validate(model.model_dump(exclude=set(PLACEMENT))))
+
+    def placed(self, placements: str) -> ModelSpec:
+        """The spec with its model's part of `encode_placements`."""
+        placement = json.loads(placements).get(self.name, {})
+        return self.model_copy(update={"model": ModelConfig.model_validate(self.model.model_dump() | placement)})
 
 
 class JudgeSpec(Section):
@@ -99,6 +114,11 @@ class ReportSpec(Section):
                 for name, judge in config.judges.items()
             },
         )
+
+
+def encode_placements(models: Mapping[str, ModelConfig]) -> str:
+    """The placement of every model as one JSON argument."""
+    return json.dumps({name: model.model_dump(include=set(PLACEMENT)) for name, model in models.items()})
 
 
 S = TypeVar("S", bound=Section)
