@@ -1,9 +1,12 @@
 """Facts about grading answers and about the numbers that are made of the grades."""
 
 import json
+import math
 import os
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -265,25 +268,58 @@ def test_rows_that_all_score_alike_still_have_a_wide_interval() -> None:
     assert (interval.high, interval.method) == (1.0, "wilson")
 
 
-SCORES = st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=40)
+SCORES = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=5), min_size=1, max_size=10)
+
+
+def scored(rows: Iterable[tuple[str, list[float]]]) -> RowScores:
+    scores = RowScores()
+    for row, values in rows:
+        for value in values:
+            scores.add(row, value)
+    return scores
 
 
 @settings(deadline=None)
 @given(scores=SCORES, data=st.data())
-def test_an_interval_lies_in_0_to_1_contains_the_value_and_ignores_order(
-    scores: list[tuple[str, float]], data: st.DataObject
+def test_an_interval_lies_in_0_to_1_contains_the_value_and_ignores_the_order_of_rows_and_samples(
+    scores: list[list[float]], data: st.DataObject
 ) -> None:
-    tally, shuffled = RowScores(), RowScores()
-    for row, score in scores:
-        tally.add(row, score)
-    for row, score in data.draw(st.permutations(scores)):
-        shuffled.add(row, score)
+    rows = [(str(number), values) for number, values in enumerate(scores)]
+    shuffled = [(row, data.draw(st.permutations(values))) for row, values in data.draw(st.permutations(rows))]
+    tally = scored(rows)
     interval = tally.interval()
     assert interval is not None
     assert tally.value is not None
     assert all(one <= other for one, other in pairwise([0.0, interval.low, tally.value, interval.high, 1.0]))
     assert interval.low < interval.high
-    assert interval == shuffled.interval()
+    assert interval == scored(shuffled).interval()
+
+
+@settings(deadline=None)
+@given(scores=SCORES.filter(lambda rows: len(rows) > 1 and len({sum(row) / len(row) for row in rows}) > 1))
+def test_the_sums_give_the_spread_of_the_rows_around_the_mean(scores: list[list[float]]) -> None:
+    from scipy import special
+
+    n = sum(map(len, scores))
+    value = sum(map(sum, scores)) / n
+    spread = math.fsum((sum(row) - value * len(row)) ** 2 for row in scores)
+    rows = len(scores)
+    half = special.stdtrit(rows - 1, 0.975) * math.sqrt(rows / (rows - 1) * spread) / n
+    interval = scored((str(number), row) for number, row in enumerate(scores)).interval()
+    assert interval is not None
+    if interval.method == "cluster_t":
+        assert interval[:2] == pytest.approx((max(value - half, 0.0), min(value + half, 1.0)))
+
+
+def test_a_tally_of_scores_holds_sums_and_no_rows() -> None:
+    scores = RowScores()
+    tracemalloc.start()
+    for number in range(50_000):
+        scores.add(f"r{number}", float(number % 2))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 10_000
+    assert scores.value == 0.5
 
 
 def test_slices_are_scored_in_the_order_of_first_appearance() -> None:
