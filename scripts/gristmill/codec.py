@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from gristmill.types import Completion, Failure, JsonDict, Request, Sampling
@@ -30,8 +31,14 @@ def sampling_to_json(sampling: Sampling) -> JsonDict:
 
 def request_from_json(line: Any) -> Request:
     """Read a request line; other columns (reference, row, prompt_tokens) are left alone."""
-    sampling = {**line["sampling"], "stop": tuple(line["sampling"]["stop"])}
-    return Request(line["id"], line["sample"], line["variant"], tuple(line["messages"]), Sampling(**sampling))
+    sampling = _sampling(**{**line["sampling"], "stop": tuple(line["sampling"]["stop"])})
+    return Request(line["id"], line["sample"], line["variant"], tuple(line["messages"]), sampling)
+
+
+@functools.lru_cache(maxsize=64, typed=True)  # typed: 1 and 1.0 are two values in a key
+def _sampling(**values: Any) -> Sampling:
+    """One object for all requests that are drawn alike: a worker holds every request of its shard."""
+    return Sampling(**values)
 
 
 def completion_to_json(completion: Completion) -> JsonDict:
