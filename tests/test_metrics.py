@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from gristmill.errors import UserError
 from gristmill.files import write_jsonl
 from gristmill.grading import contains, exact_match, grade, normalize
 from gristmill.intervals import RowScores
-from gristmill.metrics import RunTally, slice_key
+from gristmill.metrics import MAX_SLICES, RunTally, slice_key
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 Line = dict[str, Any]
@@ -349,6 +349,25 @@ def test_no_text_shares_a_slice_with_another_text_or_the_missing_value(values: l
 def test_a_slice_column_that_no_row_has_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"runs\.direct\.slices: no row has a column 'topc'; did you mean topic\?"):
         tallied([answer("1", "x", "x", row={"topic": "a"})], slices=["topc"])
+
+
+def test_a_slice_column_with_a_value_for_every_row_is_refused_at_the_limit() -> None:
+    lines = [answer(str(number), "x", "x", row={"n": number}) for number in range(MAX_SLICES + 1)]
+    with pytest.raises(UserError, match=r"runs\.direct\.slices: 'n' has more than 10,000 values; name a column"):
+        tallied(lines, slices=["n"])
+
+
+def test_metrics_take_a_run_line_by_line() -> None:
+    taken: list[str] = []
+
+    def lines() -> Iterator[Line]:
+        for number in range(3):
+            taken.append(f"r{number}")
+            yield answer(taken[-1], "x", "x")
+
+    tally = RunTally(MetricsSpec(**NAMES, metrics=["contains"], slices=["reference"]))
+    assert next(tally.graded(lines()))["id"] == "r0"
+    assert taken == ["r0"]
 
 
 ANSWERS = st.lists(

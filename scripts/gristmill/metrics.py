@@ -6,7 +6,8 @@
 - A slice is one value of a column (or of `reference`), in the order of first appearance. Its key is the text itself, or
   the JSON of any other value; a column that a row lacks counts as null. `null` is always the missing value: the text
   "null" gets its quotes.
-- A slice column that no row has is a mistake in the config, not an empty table.
+- A slice column that no row has is a mistake in the config, not an empty table; so is one with more values than
+  MAX_SLICES, such as an id.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gristmill.intervals import RowScores
 from gristmill.types import JsonDict
 
 NULL_SLICE = "null"
+MAX_SLICES = 10_000
 
 
 class RunTally:
@@ -95,6 +97,11 @@ class RunTally:
         for column, slices in self._slices.items():
             key = slice_key(values.get(column))
             if key not in slices:
+                if len(slices) == MAX_SLICES:
+                    raise UserError(
+                        f"runs.{self._spec.run}.slices: {column!r} has more than {MAX_SLICES:,} values; "
+                        "name a column with fewer, or none"
+                    )
                 slices[key] = _Scores(self._spec.metrics)
             yield slices[key]
 
