@@ -4,8 +4,8 @@
     python benchmarks/scale.py --rows 10000 100000 1000000 --shards 64     all of it: half an hour, 6 GB in the folder
     python benchmarks/scale.py --folder /tmp/scale --out benchmarks/results/scale-4.json
 
-- The real thing: snakemake runs the Snakefile beside this file with the echo engine, one run and one pointwise judge, in
-  a folder of its own. The rows have 300 to 900 characters, two metrics and a slice.
+- The real thing: snakemake runs this checkout's Snakefile with the echo engine, one run and one pointwise judge, in a
+  folder of its own. The rows have 300 to 900 characters, two metrics and a slice.
 - Each Python process says at its end what it took (benchmarks/meter); generate is the sum of its jobs' seconds and the
   peak of the largest. Linux only.
 - Then snakemake runs again: `no-op` is how long it takes to find that there is nothing to do.
@@ -39,7 +39,7 @@ from gristmill.manifest import installed_versions  # noqa: E402
 
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 TOPICS = ("arithmetic", "biology", "chemistry", "geography", "history", "language", "music", "physics")
-WORDS = "time year people way day man thing woman life child world school state family student group country".split()
+WORDS = ("time", "year", "people", "way", "day", "thing", "world", "school", "state", "family", "student", "country")
 CONFIG: dict[str, Any] = {
     "datasets": {"rows": {"path": "rows.jsonl"}},
     "models": {"echo": {"engine": "echo"}},

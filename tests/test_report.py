@@ -392,6 +392,18 @@ def test_no_file_is_read_beyond_the_rows_that_are_shown(tmp_path: Path) -> None:
     assert "Showing the first 10 of 60 rows × samples; the rest is in" in words_of(page)
 
 
+def test_fewer_rows_are_shown_where_long_answers_would_fill_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill.report.rows.MAX_BYTES", 100_000)
+    long = write_run(tmp_path, "a", [generation(row(n), "x" * 9_000) for n in range(20)])
+    short = write_run(tmp_path, "b", [generation(row(n), "x") for n in range(3)], dataset="short")
+    page = page_of(long | short)
+    assert [each["dataset"] for each in payload(page)["rows"]] == ["sums"] * 5 + ["short"] * 3
+    assert "Showing the first 5 of 20 rows of sums; the rest is in" in words_of(page)
+    assert "All 3 rows of short are on this page." in words_of(page)
+
+
 def test_no_rows_are_embedded_when_the_cap_is_zero(tmp_path: Path) -> None:
     runs, judges = small(tmp_path)
     page = page_of(runs, judges, max_rows=0)

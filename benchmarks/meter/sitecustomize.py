@@ -1,4 +1,4 @@
-"""Python imports this by itself at start when its folder is on PYTHONPATH: each process leaves its time and peak memory.
+"""Python imports this at start when its folder is on PYTHONPATH: each process leaves its time and peak memory.
 
 Peak memory is VmHWM of /proc/self/status. getrusage's maxrss would also count the process that this one was forked
 from, which may be a large snakemake.

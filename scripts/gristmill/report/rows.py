@@ -4,6 +4,7 @@
   same. Verdicts of pairs are read to their end, to count what a swap changed.
 - The cap is shared evenly among the datasets; within one, the first rows in the dataset's order are shown. The runs of
   a dataset answer the same rows; which ones and how many is said by the run with the most answers.
+- Long answers are not cut; fewer rows are shown where they would take more than MAX_BYTES together.
 - Values that are not text (numbers, lists, nulls) become their JSON text here: a browser would round large integers.
 - A judge whose runs are not in the report has no rows here; its numbers are still shown.
 - The prompts of one row are kept once when several runs share them.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gristmill.files import dumps
 from gristmill.metrics import slice_key
 from gristmill.report.inputs import JudgeMetrics, RunMetrics, read_lines
 from gristmill.report.words import Swaps, as_text
@@ -25,6 +27,8 @@ from gristmill.types import JsonDict
 #: Columns that commonly hold what was asked, for the list of rows; else the last user message stands there.
 QUESTION_COLUMNS = ("question", "prompt", "instruction", "problem", "query", "input", "text")
 PREVIEW_CHARACTERS = 180
+#: Of all rows on the page, as JSON.
+MAX_BYTES = 40_000_000
 
 ANSWER_COLUMNS = ("id", "sample", "messages", "reference", "row", "text", "finish_reason")
 
@@ -82,11 +86,12 @@ def join_rows(runs: Sequence[RunFiles], judges: Sequence[JudgeFiles], max_rows: 
         _add_answers(chosen, number, run, columns)
     by_name = {run.metrics.run: run for run in runs}
     swaps = [_add_verdicts(chosen, number, judge, by_name) for number, judge in enumerate(judges)]
-    shown = [
-        Shown(dataset, share[dataset], answers(run.metrics), run.metrics.samples > 1)
+    shown = {dataset: _fitting(dataset, chosen, MAX_BYTES // len(fullest)) for dataset in fullest}
+    counts = [
+        Shown(dataset, len(shown[dataset]), answers(run.metrics), run.metrics.samples > 1)
         for dataset, run in fullest.items()
     ]
-    return Browser(list(chosen.values()), shown, swaps)
+    return Browser([row for rows in shown.values() for row in rows], counts, swaps)
 
 
 def answers(metrics: RunMetrics) -> int:
@@ -134,6 +139,13 @@ def _shown_lines(
         if row is not None:
             left -= 1
             yield row, line
+
+
+def _fitting(dataset: str, chosen: Mapping[RowKey, JsonDict], limit: int) -> list[JsonDict]:
+    """The first of a dataset's rows that take no more than `limit` bytes together."""
+    rows = [row for key, row in chosen.items() if key.dataset == dataset]
+    sizes = itertools.accumulate(len(dumps(row)) for row in rows)
+    return [row for row, size in zip(rows, sizes, strict=True) if size <= limit]
 
 
 def _empty_row(key: RowKey) -> JsonDict:
@@ -206,19 +218,18 @@ def _add_verdicts(
     chosen: dict[RowKey, JsonDict], number: int, judge: JudgeFiles, runs: Mapping[str, RunFiles]
 ) -> Swaps:
     """Attach a judge target's verdicts to their rows, and count over all pairs what a swap changed."""
-    path = judge.folder / "verdicts.jsonl"
+    path, swaps = judge.folder / "verdicts.jsonl", Swaps()
     run = runs.get(judge.metrics.runs[0]) if judge.metrics.runs else None
     if judge.metrics.kind == "pointwise":
         needed = ("id", "sample", "run", "verdict")
         for row, line in _shown_lines(chosen, run, path, needed) if run is not None else ():
             row["verdicts"].append(_pointwise(number, line))
-        return Swaps()
-    swaps = Swaps()
+        return swaps
     for line in read_lines(path, ("id", "sample", "orders", "winner")):
-        row = chosen.get(RowKey(run.metrics.dataset, line["id"], line["sample"])) if run is not None else None
-        if row is not None:
-            row["verdicts"].append(_pairwise(number, line))
         swaps = _counted(swaps, line["orders"], judge.metrics.top_label)
+        key = RowKey(run.metrics.dataset, line["id"], line["sample"]) if run is not None else None
+        if key in chosen:
+            chosen[key]["verdicts"].append(_pairwise(number, line))
     return swaps
 
 
