@@ -400,7 +400,7 @@ def test_fewer_rows_are_shown_where_long_answers_would_fill_the_page(
     short = write_run(tmp_path, "b", [generation(row(n), "x") for n in range(3)], dataset="short")
     page = page_of(long | short)
     assert [each["dataset"] for each in payload(page)["rows"]] == ["sums"] * 5 + ["short"] * 3
-    assert "Showing the first 5 of 20 rows of sums; the rest is in" in words_of(page)
+    assert "Showing the first 5 of 20 rows of sums ; the rest is in" in words_of(page)
     assert "All 3 rows of short are on this page." in words_of(page)
 
 
