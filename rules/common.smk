@@ -1,5 +1,6 @@
 # Loads and checks the config, decides the plan, and gives the rules their narrow parts of both.
 
+import functools
 import shlex
 from pathlib import Path
 
@@ -135,11 +136,17 @@ def target_runs(wildcards):
     return list(targets[wildcards.target])
 
 
+@functools.cache
+def rows_counted(dataset, limit):
+    """min(limit, rows), read once: Snakemake asks for every job, and a .json file can only be read whole."""
+    return rows_up_to(CONFIG, dataset, limit)
+
+
 def shards_of(wildcards):
     """One shard a worker, but never more than the dataset has requests."""
     run = unit_of(wildcards) if hasattr(wildcards, "run") else CONFIG.runs[target_runs(wildcards)[0]]
     workers = PLAN.workers(unit_of(wildcards).model)
-    return shard_count(workers, rows_up_to(CONFIG, run.dataset, workers) * run.sampling.samples)
+    return shard_count(workers, rows_counted(run.dataset, workers) * run.sampling.samples)
 
 
 def gpus_of(wildcards):

@@ -1,9 +1,12 @@
 """Facts about grading answers and about the numbers that are made of the grades."""
 
 import json
+import math
 import os
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from gristmill.errors import UserError
 from gristmill.files import write_jsonl
 from gristmill.grading import contains, exact_match, grade, normalize
 from gristmill.intervals import RowScores
-from gristmill.metrics import RunTally, slice_key
+from gristmill.metrics import MAX_SLICES, RunTally, slice_key
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 Line = dict[str, Any]
@@ -265,25 +268,58 @@ def test_rows_that_all_score_alike_still_have_a_wide_interval() -> None:
     assert (interval.high, interval.method) == (1.0, "wilson")
 
 
-SCORES = st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=40)
+SCORES = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=5), min_size=1, max_size=10)
+
+
+def scored(rows: Iterable[tuple[str, list[float]]]) -> RowScores:
+    scores = RowScores()
+    for row, values in rows:
+        for value in values:
+            scores.add(row, value)
+    return scores
 
 
 @settings(deadline=None)
 @given(scores=SCORES, data=st.data())
-def test_an_interval_lies_in_0_to_1_contains_the_value_and_ignores_order(
-    scores: list[tuple[str, float]], data: st.DataObject
+def test_an_interval_lies_in_0_to_1_contains_the_value_and_ignores_the_order_of_rows_and_samples(
+    scores: list[list[float]], data: st.DataObject
 ) -> None:
-    tally, shuffled = RowScores(), RowScores()
-    for row, score in scores:
-        tally.add(row, score)
-    for row, score in data.draw(st.permutations(scores)):
-        shuffled.add(row, score)
+    rows = [(str(number), values) for number, values in enumerate(scores)]
+    shuffled = [(row, data.draw(st.permutations(values))) for row, values in data.draw(st.permutations(rows))]
+    tally = scored(rows)
     interval = tally.interval()
     assert interval is not None
     assert tally.value is not None
     assert all(one <= other for one, other in pairwise([0.0, interval.low, tally.value, interval.high, 1.0]))
     assert interval.low < interval.high
-    assert interval == shuffled.interval()
+    assert interval == scored(shuffled).interval()
+
+
+@settings(deadline=None)
+@given(scores=SCORES.filter(lambda rows: len(rows) > 1 and len({sum(row) / len(row) for row in rows}) > 1))
+def test_the_sums_give_the_spread_of_the_rows_around_the_mean(scores: list[list[float]]) -> None:
+    from scipy import special
+
+    n = sum(map(len, scores))
+    value = sum(map(sum, scores)) / n
+    spread = math.fsum((sum(row) - value * len(row)) ** 2 for row in scores)
+    rows = len(scores)
+    half = special.stdtrit(rows - 1, 0.975) * math.sqrt(rows / (rows - 1) * spread) / n
+    interval = scored((str(number), row) for number, row in enumerate(scores)).interval()
+    assert interval is not None
+    if interval.method == "cluster_t":
+        assert interval[:2] == pytest.approx((max(value - half, 0.0), min(value + half, 1.0)))
+
+
+def test_a_tally_of_scores_holds_sums_and_no_rows() -> None:
+    scores = RowScores()
+    tracemalloc.start()
+    for number in range(50_000):
+        scores.add(f"r{number}", float(number % 2))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 10_000
+    assert scores.value == 0.5
 
 
 def test_slices_are_scored_in_the_order_of_first_appearance() -> None:
@@ -313,6 +349,25 @@ def test_no_text_shares_a_slice_with_another_text_or_the_missing_value(values: l
 def test_a_slice_column_that_no_row_has_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"runs\.direct\.slices: no row has a column 'topc'; did you mean topic\?"):
         tallied([answer("1", "x", "x", row={"topic": "a"})], slices=["topc"])
+
+
+def test_a_slice_column_with_a_value_for_every_row_is_refused_at_the_limit() -> None:
+    lines = [answer(str(number), "x", "x", row={"n": number}) for number in range(MAX_SLICES + 1)]
+    with pytest.raises(UserError, match=r"runs\.direct\.slices: 'n' has more than 10,000 values; name a column"):
+        tallied(lines, slices=["n"])
+
+
+def test_metrics_take_a_run_line_by_line() -> None:
+    taken: list[str] = []
+
+    def lines() -> Iterator[Line]:
+        for number in range(3):
+            taken.append(f"r{number}")
+            yield answer(taken[-1], "x", "x")
+
+    tally = RunTally(MetricsSpec(**NAMES, metrics=["contains"], slices=["reference"]))
+    assert next(tally.graded(lines()))["id"] == "r0"
+    assert taken == ["r0"]
 
 
 ANSWERS = st.lists(

@@ -376,6 +376,34 @@ def test_the_cap_on_rows_is_said_on_the_page_with_the_file_that_has_the_rest(tmp
     assert f"Showing the first 10 of 30 rows; the rest is in {runs['a']}/generations.jsonl ." in words_of(page)
 
 
+def test_no_file_is_read_beyond_the_rows_that_are_shown(tmp_path: Path) -> None:
+    lines = [generation(row(n), f"s{s}", sample=s) for n in range(30) for s in range(2)]
+    runs = write_run(tmp_path, "twice", lines) | write_run(tmp_path, "once", lines[::2])
+    judges = write_judge(tmp_path, "grader", {"once": runs["once"]}, always_a)
+    for path in (
+        *tmp_path.rglob("generations.jsonl"),
+        *tmp_path.rglob("grades.jsonl"),
+        *tmp_path.rglob("verdicts.jsonl"),
+    ):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:10]) + "not a line of a result\n")
+    page = page_of(runs, judges, max_rows=10)
+    assert [len(each["answers"]) for each in payload(page)["rows"]] == [2, 1] * 5
+    assert sum(len(each["verdicts"]) for each in payload(page)["rows"]) == 5
+    assert "Showing the first 10 of 60 rows × samples; the rest is in" in words_of(page)
+
+
+def test_fewer_rows_are_shown_where_long_answers_would_fill_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill.report.rows.MAX_BYTES", 100_000)
+    long = write_run(tmp_path, "a", [generation(row(n), "x" * 9_000) for n in range(20)])
+    short = write_run(tmp_path, "b", [generation(row(n), "x") for n in range(3)], dataset="short")
+    page = page_of(long | short)
+    assert [each["dataset"] for each in payload(page)["rows"]] == ["sums"] * 5 + ["short"] * 3
+    assert "Showing the first 5 of 20 rows of sums ; the rest is in" in words_of(page)
+    assert "All 3 rows of short are on this page." in words_of(page)
+
+
 def test_no_rows_are_embedded_when_the_cap_is_zero(tmp_path: Path) -> None:
     runs, judges = small(tmp_path)
     page = page_of(runs, judges, max_rows=0)
@@ -395,6 +423,16 @@ def test_a_chart_draws_the_largest_values_and_the_table_has_all(tmp_path: Path) 
     page = page_of(write_run(tmp_path, "a", lines))
     assert f"drawn: the {charts.MAX_VALUES} values with the most answers of 50" in words_of(page)
     assert page.count("<bdi>kind ") == 50
+
+
+def test_a_table_of_very_many_values_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> None:
+    lines = [generation(row(n, kind=f"kind {n}"), "0") for n in range(charts.MAX_LISTED + 1)]
+    runs = write_run(tmp_path, "a", [*lines, generation(row(1000, kind="kind 500"), "0")])
+    page = page_of(runs, max_rows=0)
+    assert page.count("<bdi>kind ") == charts.MAX_LISTED
+    assert "<bdi>kind 500<" in page  # it has the most answers
+    said = f"The 500 values with the most answers of 501; the rest is in {runs['a']}/metrics.json ."
+    assert said in words_of(page)
 
 
 # ---- safety ---------------------------------------------------------------------------------------------------------

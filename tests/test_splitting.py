@@ -1,5 +1,7 @@
 """Facts about splitting a requests file into shard files, with the echo engine's word counts for tokens."""
 
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +107,28 @@ def test_more_shards_than_requests_leave_some_empty(tmp_path: Path) -> None:
 def test_requests_beyond_one_chunk_are_measured_too(tmp_path: Path) -> None:
     words = [1 + number % 7 for number in range(CHUNK + 5)]
     assert measure(requests_file(tmp_path, *words), ECHO, WEIGHTS) == words
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    work()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def test_a_split_holds_a_chunk_of_requests_and_never_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    text = "word " + "w" * 2_000
+    write_jsonl(path, (line(number) | {"messages": [{"role": "user", "content": text}]} for number in range(10_000)))
+    assert path.stat().st_size > 20_000_000
+    assert peak_bytes(lambda: split(path, tmp_path / "out", 64, SPEC, WEIGHTS)) < 12_000_000
+
+
+def test_prompts_that_do_not_fit_are_counted_without_holding_their_text(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    text = "w" * 20_000
+    write_jsonl(path, (line(number) | {"messages": [{"role": "user", "content": text}]} for number in range(3_000)))
+    assert path.stat().st_size > 60_000_000
+    skipping = ModelConfig(engine="echo", on_overflow="skip")
+    assert peak_bytes(lambda: measure(path, skipping, WEIGHTS | {"context_tokens": 2})) < 45_000_000

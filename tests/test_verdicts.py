@@ -1,5 +1,6 @@
 """Facts about judging: what is asked, what the answers mean, and when a judge is not to be believed."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -502,6 +503,20 @@ def test_every_pair_is_counted_once_and_the_win_rate_lies_in_its_interval(
         low, high = metrics["win_rate_ci95"]
         assert all(one <= other for one, other in pairwise([0.0, low, metrics["win_rate"], high, 1.0]))
         assert low < high
+
+
+def test_verdicts_are_read_and_counted_one_at_a_time(template: PromptConfig) -> None:
+    taken: list[str] = []
+
+    def endless(text: str) -> Iterator[Line]:
+        for number in itertools.count():
+            taken.append(f"r{number} {text}")
+            yield answer(f"r{number}", text)
+
+    tally = PointwiseTally(verdict_spec(["x"]))
+    stream = tally.counted(judged(verdict_spec(["x"]), [endless("text")], endless("A")))
+    assert [next(stream)["verdict"] for _ in range(2)] == ["correct", "correct"]
+    assert taken == ["r0 text", "r0 A", "r1 text", "r1 A"]
 
 
 # The scripts

@@ -25,14 +25,15 @@ def dumps(value: Any) -> bytes:
     Raises ValueError for NaN and infinities, which JSON does not have.
     """
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+        return _ENCODER.encode(value).encode("utf-8")
     except UnicodeEncodeError:  # a lone surrogate has no UTF-8 form; its \\u escape does
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def loads(data: bytes | str) -> Any:
     """Parse one JSON value; NaN, infinities and numbers that would become one (1e999) raise ValueError."""
-    return json.loads(data, parse_constant=_refuse_constant, parse_float=_finite)
+    text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
+    return _DECODER.decode(text)
 
 
 def canonical(value: Any) -> bytes:
@@ -107,6 +108,11 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise ValueError(f"{text[:40]} is too large for a 64-bit float")
     return value
+
+
+#: Made once: json.dumps and json.loads would make one for every line.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _umask() -> int:

@@ -52,10 +52,10 @@ WORD_START = r"(?<!\w)"
 WORD_END = r"(?!\w|[+#](?!\w))"
 
 
+@functools.lru_cache(maxsize=64)  # every metric asks for the same answer and references
 def normalize(text: str) -> str:
     """The form in which answers and references are compared; never empty unless the text is blank."""
-    powers = SUPERSCRIPT.sub(lambda match: "^" + match[0], text)
-    words = " ".join(unicodedata.normalize("NFKC", powers).translate(STRAIGHTENED).casefold().split())
+    words = " ".join(_plain(text).casefold().split())
     end = len(words)
     while end and _is_edge(words[end - 1]):
         end -= 1
@@ -63,6 +63,14 @@ def normalize(text: str) -> str:
     while start < end and _is_edge(words[start]) and words[start] not in KEPT_IN_FRONT:
         start += 1
     return words[start:end] or words
+
+
+def _plain(text: str) -> str:
+    """One spelling for characters that mean the same; ASCII has no others."""
+    if text.isascii():
+        return text
+    powers = SUPERSCRIPT.sub(lambda match: "^" + match[0], text)
+    return unicodedata.normalize("NFKC", powers).translate(STRAIGHTENED)
 
 
 def _is_edge(character: str) -> bool:

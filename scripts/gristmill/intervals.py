@@ -6,12 +6,14 @@
   rows' sums around the mean (with equally many scores a row: the t interval of the row means), clipped to 0…1.
 - Where all rows score alike (or there is one row) that spread is 0 and says nothing; Wilson over the rows stands in. It
   errs on the wide side, since no score in 0…1 varies more than a 0/1 score of the same mean.
-- The order of rows and scores does not matter: sums are exact (halves are, in floating point).
+- Nothing is held but sums, so a million rows need no memory: the scores of a row are added one after the other, as they
+  stand in every file of a run. The order of the rows does not matter: sums are exact (halves are, in floating point).
 """
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
 Method = Literal["wilson", "cluster_t"]
@@ -26,18 +28,31 @@ class Interval(NamedTuple):
 
 
 class RowScores:
-    """The scores of each row, held as one sum and one count a row."""
+    """The scores of each row, added up."""
+
+    __slots__ = ("_binary", "_count", "_counts", "_products", "_row", "_rows", "_squares", "_sum", "n", "total")
 
     def __init__(self) -> None:
-        self._rows: dict[str, tuple[float, int]] = {}
         self._binary = True
-        self.n = 0
+        self._rows = self.n = 0
         self.total = 0.0
+        # Of the row whose scores are being added.
+        self._row: str | None = None
+        self._sum, self._count = 0.0, 0
+        # Over all rows: sum², sum × count and count².
+        self._squares = self._products = 0.0
+        self._counts = 0
 
     def add(self, row_id: str, score: float) -> None:
-        """Count one score (0 to 1) of a row."""
-        before, count = self._rows.get(row_id, (0.0, 0))
-        self._rows[row_id] = (before + score, count + 1)
+        """Count one score (0 to 1) of a row; those of one row come one after the other."""
+        if row_id != self._row:
+            self._row, self._sum, self._count = row_id, 0.0, 0
+            self._rows += 1
+        before, count = self._sum, self._count
+        self._sum, self._count = before + score, count + 1
+        self._squares += score * (2 * before + score)
+        self._products += before + score * (count + 1)
+        self._counts += 2 * count + 1
         self._binary = self._binary and score in (0, 1)
         self.n += 1
         self.total += score
@@ -51,14 +66,18 @@ class RowScores:
         """The value's 95 % interval; None when there is no score."""
         if self.value is None:
             return None
-        rows = len(self._rows)
-        if self._binary and rows == self.n:
+        rows = self._rows
+        spread = self._spread()
+        if rows < 2 or spread == 0 or (self._binary and rows == self.n):
             return _wilson(self.value, rows)
         # Deviations are in units of scores; dividing by n makes the error that of the mean of all scores.
-        spread = math.fsum((total - self.value * count) ** 2 for total, count in self._rows.values())
-        if rows < 2 or spread < 1e-12:
-            return _wilson(self.value, rows)
         return _t_interval(self.value, math.sqrt(rows / (rows - 1) * spread) / self.n, rows)
+
+    def _spread(self) -> float:
+        """Sum over the rows of (sum - value × count)²; in fractions, since its terms nearly cancel."""
+        value = Fraction(self.total) / self.n
+        products, counts = Fraction(self._products), self._counts
+        return float(Fraction(self._squares) - 2 * value * products + value * value * counts)
 
 
 def _wilson(value: float, n: int) -> Interval:

@@ -1,12 +1,13 @@
 """A run's numbers: accuracy with its interval, overall and per slice, and everything that a reader should doubt.
 
-- One pass over the answers; only a sum and a count per row are held (intervals.py needs them when a row has samples).
+- One pass over the answers, of which only sums are held. A row's samples stand together, as in generations.jsonl.
 - `n` counts the answers whose row has a reference. Skipped and empty ones are among them and count as wrong; `invalid`
   counts them over all answers, so that a run without references shows them too.
 - A slice is one value of a column (or of `reference`), in the order of first appearance. Its key is the text itself, or
   the JSON of any other value; a column that a row lacks counts as null. `null` is always the missing value: the text
   "null" gets its quotes.
-- A slice column that no row has is a mistake in the config, not an empty table.
+- A slice column that no row has is a mistake in the config, not an empty table; so is one with more values than
+  MAX_SLICES, such as an id.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gristmill.intervals import RowScores
 from gristmill.types import JsonDict
 
 NULL_SLICE = "null"
+MAX_SLICES = 10_000
 
 
 class RunTally:
@@ -76,17 +78,16 @@ class RunTally:
     def _count(self, line: JsonDict, graded: JsonDict) -> None:
         has_reference = bool(alternatives(line["reference"]))
         self._samples = max(self._samples, line["sample"] + 1)
-        self._columns |= dict.fromkeys(line["row"])
-        self._counts.update(
-            rows=line["sample"] == 0,
-            no_reference=not has_reference,
-            truncated=graded["truncated"],
-            prompts_cut=line["prompt_cut_tokens"] > 0,
-            prompt_tokens=line["prompt_tokens"],
-            completion_tokens=line["completion_tokens"],
-        )
+        self._columns.update(dict.fromkeys(line["row"]))
+        counts = self._counts
+        counts["rows"] += line["sample"] == 0
+        counts["no_reference"] += not has_reference
+        counts["truncated"] += graded["truncated"]
+        counts["prompts_cut"] += line["prompt_cut_tokens"] > 0
+        counts["prompt_tokens"] += line["prompt_tokens"]
+        counts["completion_tokens"] += line["completion_tokens"]
         if graded["invalid"]:
-            self._counts[graded["invalid"]] += 1
+            counts[graded["invalid"]] += 1
         if has_reference:
             for scores in (self._overall, *self._slices_of(line)):
                 scores.add(line["id"], graded["grades"])
@@ -96,6 +97,11 @@ class RunTally:
         for column, slices in self._slices.items():
             key = slice_key(values.get(column))
             if key not in slices:
+                if len(slices) == MAX_SLICES:
+                    raise UserError(
+                        f"runs.{self._spec.run}.slices: {column!r} has more than {MAX_SLICES:,} values; "
+                        "name a column with fewer, or none"
+                    )
                 slices[key] = _Scores(self._spec.metrics)
             yield slices[key]
 

@@ -25,7 +25,9 @@ def assign(lengths: Sequence[int], shards: int, speeds: Sequence[float] | None =
         shards: how many shards there are.
         speeds: of each shard's worker; None: all alike.
     """
-    by_length = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    by_length = sorted(
+        range(len(lengths)), key=lengths.__getitem__, reverse=True
+    )  # stable: equal ones keep their order
     alike = speeds is None or len(set(speeds)) <= 1
     order = _snake(len(lengths), shards) if alike else _turns(shares(len(lengths), speeds or []))
     assignment = [0] * len(lengths)

@@ -11,14 +11,16 @@ import itertools
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gristmill.codec import request_from_json
 from gristmill.config.schema import ModelConfig
 from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
-from gristmill.engines.overflow import refuse_overflow
+from gristmill.engines.overflow import overflows, refuse_overflow
 from gristmill.errors import UserError
 from gristmill.files import dumps, read_jsonl
 from gristmill.memory.estimate import Load
@@ -70,7 +72,8 @@ def split(
             os.fsync(handle.fileno())
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
-    return [assignment.count(shard) for shard in range(shards)]
+    counts = Counter(assignment)
+    return [counts[shard] for shard in range(shards)]
 
 
 def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
@@ -85,9 +88,8 @@ def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
             _refuse_surrogates(batch)
         tokens = count(batch)
         lengths += tokens
-        if limit is not None:
-            pairs = zip(batch, tokens, strict=True)
-            too_long += [(r, n) for r, n in pairs if n + r.sampling.max_new_tokens > limit]
+        pairs = zip(batch, tokens, strict=True)
+        too_long += [(replace(r, messages=()), n) for r, n in pairs if overflows(r, n, limit)]
     refuse_overflow(too_long, limit, model)
     return lengths
 
@@ -109,11 +111,13 @@ def _refuse_unfit(
     """Stop before any job waits for a GPU: here the weights are known, and the longest prompt and answer too."""
     if spec.model.engine == "echo" or not lengths or all(worker.memory_mib is None for worker in workers):
         return
-    settings = [line["sampling"] for line in read_jsonl(requests)]
-    new_tokens = max(sampling["max_new_tokens"] for sampling in settings)
+    new_tokens, sampled = 0, False
+    for line in read_jsonl(requests):
+        new_tokens = max(new_tokens, line["sampling"]["max_new_tokens"])
+        sampled = sampled or line["sampling"]["temperature"] > 0
     limit = context_limit(spec.model, weights)
     longest = max(lengths) if limit is None else max(1, min(max(lengths), limit - new_tokens))
-    load = Load(1, longest, new_tokens, any(sampling["temperature"] > 0 for sampling in settings))
+    load = Load(1, longest, new_tokens, sampled)
     shape = read_shape(weights_folder(weights))
     most = sum(worker.gpus for worker in workers)
     for worker in dict.fromkeys(workers):

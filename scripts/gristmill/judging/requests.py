@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 
+from gristmill.codec import sampling_to_json
 from gristmill.config.specs import JudgeSpec
 from gristmill.errors import UserError
 from gristmill.judging.items import SECOND_FIRST, Item, items
@@ -32,7 +32,7 @@ def judge_requests(spec: JudgeSpec, generations: Sequence[Iterable[JsonDict]]) -
             f"a judge is asked once per answer, but its sampling.samples is {spec.sampling.samples}; remove it"
         )
     renderer = PromptRenderer(spec.prompt)
-    sampling = asdict(spec.sampling.for_requests())
+    sampling = sampling_to_json(spec.sampling.for_requests())
     for item in items(spec.target, generations):
         for rid in item.asked(spec.both_orders):
             yield {
@@ -40,7 +40,7 @@ def judge_requests(spec: JudgeSpec, generations: Sequence[Iterable[JsonDict]]) -
                 "sample": rid.sample,
                 "variant": rid.variant,
                 "messages": _messages(renderer, spec, item, rid),
-                "sampling": {**sampling, "stop": list(spec.sampling.stop)},
+                "sampling": sampling,
                 "reference": item.reference,
                 "row": item.row,
             }

@@ -5,7 +5,8 @@
 - Labels reach Vega as data only: it escapes markup in them, and none stands in an expression (so sort by `place`, not
   by a list of names). Control characters become U+FFFD.
 - Colours repeat after eight runs; the numbers then carry the run's name instead of the interval.
-- A chart shows at most MAX_VALUES values, those with the most answers; the table beside it has all of them.
+- A chart shows at most MAX_VALUES values and the table beside it MAX_LISTED, those with the most answers; the page says
+  so.
 - altair and vl_convert are imported where they are used: reading the files needs neither.
 """
 
@@ -28,7 +29,7 @@ Chart = Any
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#332288", "#777777")
 INK, MUTED, GRID, HALO = "#1b1b1a", "#5f5f5b", "#e3e3df", "#fffffe"
 SLATE, TIE = "#5b6b7f", "#c9c9c4"
-MAX_VALUES = 30
+MAX_VALUES, MAX_LISTED = 30, 500
 BAR_PX, GAP_PX, LANE_PX = 13, 9, 46
 #: Shorter than this: in units of so many seconds, called so.
 TIME_UNITS = ((180, 1, "s"), (3 * 3600, 60, "min"), (float("inf"), 3600, "h"))
@@ -84,10 +85,10 @@ def draw_timeline(timeline: Timeline, colours: Sequence[int | None]) -> Drawing:
     return Drawing(*(_svg(_timeline_chart(timeline, colours, size)) for size in (DESK, PHONE)))
 
 
-def largest(data: Slice) -> list[str]:
-    """The values that the chart has room for: those with the most answers, in their own order."""
+def largest(data: Slice, limit: int) -> list[str]:
+    """The `limit` values with the most answers, in their own order."""
     total = {value: sum(score.n for score in scores) for value, scores in data.scores.items()}
-    kept = set(sorted(total, key=lambda value: -total[value])[:MAX_VALUES])
+    kept = set(sorted(total, key=lambda value: -total[value])[:limit])
     return [value for value in data.scores if value in kept]
 
 
@@ -99,7 +100,7 @@ def clean(text: str) -> str:
 def _slice_svg(data: Slice, size: Size) -> str:
     import altair as alt
 
-    values = largest(data)
+    values = largest(data, MAX_VALUES)
     rows = [row for place, value in enumerate(values) for row in _slice_rows(data, place, value, size)]
     y = _category_axis(size)
     offset = alt.YOffset("run:N", sort=[str(run.number) for run in data.runs], scale=alt.Scale(paddingInner=0.18))

@@ -42,6 +42,7 @@ class SliceView:
     data: Slice
     drawing: Drawing
     drawn: int
+    listed: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def _environment() -> Environment:
 
 
 def _slice_view(data: Slice) -> SliceView:
-    return SliceView(data, charts.draw_slice(data), len(charts.largest(data)))
+    drawn, listed = (charts.largest(data, limit) for limit in (charts.MAX_VALUES, charts.MAX_LISTED))
+    return SliceView(data, charts.draw_slice(data), len(drawn), listed)
 
 
 def _judge_view(judge: Judge, runs: list[Run]) -> JudgeView:

@@ -1,7 +1,10 @@
 """The rows of the sample browser: answers, grades and verdicts joined by (id, sample) within a dataset.
 
-- Files are streamed and only the rows that are shown are kept, so a run of any size fits in memory.
-- The cap is shared evenly among the datasets; within one, the first rows in the dataset's order are shown.
+- Files are read only as far as the last row that is shown, and only those rows are kept: a run of any size costs the
+  same. Verdicts of pairs are read to their end, to count what a swap changed.
+- The cap is shared evenly among the datasets; within one, the first rows in the dataset's order are shown. The runs of
+  a dataset answer the same rows; which ones and how many is said by the run with the most answers.
+- Long answers are not cut; fewer rows are shown where they would take more than MAX_BYTES together.
 - Values that are not text (numbers, lists, nulls) become their JSON text here: a browser would round large integers.
 - A judge whose runs are not in the report has no rows here; its numbers are still shown.
 - The prompts of one row are kept once when several runs share them.
@@ -9,11 +12,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gristmill.files import dumps
 from gristmill.metrics import slice_key
 from gristmill.report.inputs import JudgeMetrics, RunMetrics, read_lines
 from gristmill.report.words import Swaps, as_text
@@ -22,6 +27,8 @@ from gristmill.types import JsonDict
 #: Columns that commonly hold what was asked, for the list of rows; else the last user message stands there.
 QUESTION_COLUMNS = ("question", "prompt", "instruction", "problem", "query", "input", "text")
 PREVIEW_CHARACTERS = 180
+#: Of all rows on the page, as JSON.
+MAX_BYTES = 40_000_000
 
 ANSWER_COLUMNS = ("id", "sample", "messages", "reference", "row", "text", "finish_reason")
 
@@ -70,19 +77,26 @@ class Browser:
 
 
 def join_rows(runs: Sequence[RunFiles], judges: Sequence[JudgeFiles], max_rows: int) -> Browser:
-    """Read every run and judge target once more than needed, and keep the rows that fit under `max_rows`."""
-    keys = _keys_by_dataset(runs)
-    share = share_cap({dataset: len(found) for dataset, found in keys.items()}, max_rows)
-    chosen = {key: _empty_row(key) for dataset, found in keys.items() for key in found[: share[dataset]]}
+    """The first rows of every dataset that fit under `max_rows` together, with what is known of them."""
+    fullest = _fullest(runs)
+    share = share_cap({dataset: answers(run.metrics) for dataset, run in fullest.items()}, max_rows)
+    chosen = {key: _empty_row(key) for dataset, run in fullest.items() for key in _first_keys(run, share[dataset])}
     columns = slice_columns(run.metrics for run in runs)
     for number, run in enumerate(runs):
         _add_answers(chosen, number, run, columns)
-    datasets = {run.metrics.run: run.metrics.dataset for run in runs}
-    swaps = [_add_verdicts(chosen, number, judge, datasets) for number, judge in enumerate(judges)]
-    shown = [
-        Shown(dataset, share[dataset], len(found), any(key.sample for key in found)) for dataset, found in keys.items()
+    by_name = {run.metrics.run: run for run in runs}
+    swaps = [_add_verdicts(chosen, number, judge, by_name) for number, judge in enumerate(judges)]
+    shown = {dataset: _fitting(dataset, chosen, MAX_BYTES // len(fullest)) for dataset in fullest}
+    counts = [
+        Shown(dataset, len(shown[dataset]), answers(run.metrics), run.metrics.samples > 1)
+        for dataset, run in fullest.items()
     ]
-    return Browser(list(chosen.values()), shown, swaps)
+    return Browser([row for rows in shown.values() for row in rows], counts, swaps)
+
+
+def answers(metrics: RunMetrics) -> int:
+    """Rows × samples of a run."""
+    return metrics.rows * metrics.samples
 
 
 def share_cap(totals: Mapping[str, int], cap: int) -> dict[str, int]:
@@ -98,17 +112,40 @@ def share_cap(totals: Mapping[str, int], cap: int) -> dict[str, int]:
     return shares
 
 
-def _keys_by_dataset(runs: Sequence[RunFiles]) -> dict[str, list[RowKey]]:
-    """Every (id, sample) of the runs of a dataset: ids in the order they first appear, samples in theirs."""
-    order: dict[str, dict[str, set[int]]] = {}
+def _fullest(runs: Sequence[RunFiles]) -> dict[str, RunFiles]:
+    """Dataset → its run with the most answers, which has every (id, sample) that the others have."""
+    found: dict[str, RunFiles] = {}
     for run in runs:
-        ids = order.setdefault(run.metrics.dataset, {})
-        for line in read_lines(run.folder / "generations.jsonl", ANSWER_COLUMNS):
-            ids.setdefault(line["id"], set()).add(line["sample"])
-    return {
-        dataset: [RowKey(dataset, row, sample) for row, samples in ids.items() for sample in sorted(samples)]
-        for dataset, ids in order.items()
-    }
+        best = found.setdefault(run.metrics.dataset, run)
+        if answers(run.metrics) > answers(best.metrics):
+            found[run.metrics.dataset] = run
+    return found
+
+
+def _first_keys(run: RunFiles, count: int) -> list[RowKey]:
+    lines = read_lines(run.folder / "generations.jsonl", ANSWER_COLUMNS)
+    return [RowKey(run.metrics.dataset, line["id"], line["sample"]) for line in itertools.islice(lines, count)]
+
+
+def _shown_lines(
+    chosen: Mapping[RowKey, JsonDict], run: RunFiles, path: Path, columns: Sequence[str]
+) -> Iterator[tuple[JsonDict, JsonDict]]:
+    """(row, line) for each line about a run's answers whose row is shown; reads no further than the last of them."""
+    dataset, samples = run.metrics.dataset, run.metrics.samples
+    left = sum(key.dataset == dataset and key.sample < samples for key in chosen)
+    lines = read_lines(path, columns)
+    while left and (line := next(lines, None)) is not None:
+        row = chosen.get(RowKey(dataset, line["id"], line["sample"]))
+        if row is not None:
+            left -= 1
+            yield row, line
+
+
+def _fitting(dataset: str, chosen: Mapping[RowKey, JsonDict], limit: int) -> list[JsonDict]:
+    """The first of a dataset's rows that take no more than `limit` bytes together."""
+    rows = [row for key, row in chosen.items() if key.dataset == dataset]
+    sizes = itertools.accumulate(len(dumps(row)) for row in rows)
+    return [row for row, size in zip(rows, sizes, strict=True) if size <= limit]
 
 
 def _empty_row(key: RowKey) -> JsonDict:
@@ -132,20 +169,15 @@ def slice_columns(runs: Iterable[RunMetrics]) -> list[str]:
 
 
 def _add_answers(chosen: dict[RowKey, JsonDict], number: int, run: RunFiles, columns: Sequence[str]) -> None:
-    grades = _grades(chosen, run)
-    for line in read_lines(run.folder / "generations.jsonl", ANSWER_COLUMNS):
-        key = RowKey(run.metrics.dataset, line["id"], line["sample"])
-        if key in chosen:
-            row = chosen[key]
-            if not row["answers"]:
-                _describe(row, line, columns)
-            row["answers"].append(_answer(number, row, line, grades.get(key, {}), run.metrics.metric))
-
-
-def _grades(chosen: Mapping[RowKey, Any], run: RunFiles) -> dict[RowKey, JsonDict]:
-    lines = read_lines(run.folder / "grades.jsonl", ("id", "sample", "grades"))
-    keyed = ((RowKey(run.metrics.dataset, line["id"], line["sample"]), line) for line in lines)
-    return {key: line for key, line in keyed if key in chosen}
+    lines = _shown_lines(chosen, run, run.folder / "generations.jsonl", ANSWER_COLUMNS)
+    grades = _shown_lines(chosen, run, run.folder / "grades.jsonl", ("id", "sample", "grades"))
+    graded = {(row["id"], row["sample"]): line for row, line in grades}
+    for row, line in lines:
+        if not row["answers"]:
+            _describe(row, line, columns)
+        row["answers"].append(
+            _answer(number, row, line, graded.get((row["id"], row["sample"]), {}), run.metrics.metric)
+        )
 
 
 def _describe(row: JsonDict, line: JsonDict, columns: Sequence[str]) -> None:
@@ -182,18 +214,22 @@ def _answer(number: int, row: JsonDict, line: JsonDict, graded: JsonDict, metric
     }
 
 
-def _add_verdicts(chosen: dict[RowKey, JsonDict], number: int, judge: JudgeFiles, datasets: Mapping[str, str]) -> Swaps:
-    """Attach a judge target's verdicts to their rows, and count over all of them what a swap changed."""
-    pairwise = judge.metrics.kind == "pairwise"
-    needed = ("id", "sample", "orders", "winner") if pairwise else ("id", "sample", "run", "verdict")
-    dataset = datasets.get(judge.metrics.runs[0]) if judge.metrics.runs else None
-    swaps = Swaps()
-    for line in read_lines(judge.folder / "verdicts.jsonl", needed):
-        row = chosen.get(RowKey(dataset, line["id"], line["sample"])) if dataset is not None else None
-        if row is not None:
-            row["verdicts"].append(_pairwise(number, line) if pairwise else _pointwise(number, line))
-        if pairwise:
-            swaps = _counted(swaps, line["orders"], judge.metrics.top_label)
+def _add_verdicts(
+    chosen: dict[RowKey, JsonDict], number: int, judge: JudgeFiles, runs: Mapping[str, RunFiles]
+) -> Swaps:
+    """Attach a judge target's verdicts to their rows, and count over all pairs what a swap changed."""
+    path, swaps = judge.folder / "verdicts.jsonl", Swaps()
+    run = runs.get(judge.metrics.runs[0]) if judge.metrics.runs else None
+    if judge.metrics.kind == "pointwise":
+        needed = ("id", "sample", "run", "verdict")
+        for row, line in _shown_lines(chosen, run, path, needed) if run is not None else ():
+            row["verdicts"].append(_pointwise(number, line))
+        return swaps
+    for line in read_lines(path, ("id", "sample", "orders", "winner")):
+        swaps = _counted(swaps, line["orders"], judge.metrics.top_label)
+        key = RowKey(run.metrics.dataset, line["id"], line["sample"]) if run is not None else None
+        if key in chosen:
+            chosen[key]["verdicts"].append(_pairwise(number, line))
     return swaps
 
 
