@@ -14,6 +14,7 @@ from pathlib import Path
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_json, read_jsonl, write_json, write_jsonl
+from gristmill.journal.upkeep import compact
 from gristmill.manifest import Tally, manifest
 from gristmill.merging import merged
 from gristmill.progress import log
@@ -38,6 +39,7 @@ def main() -> None:
     described = manifest(args.unit, spec, read_json(args.weights), tally, args.journal)
     write_json(args.manifest, {**described, "sampling": first and first["sampling"]})
     log(f"{count} answers from {len(args.parts)} parts")
+    compact(args.journal, log)
 
 
 if __name__ == "__main__":
