@@ -1,11 +1,12 @@
 # Loads and checks the config, decides the plan, and gives the rules their narrow parts of both.
 
 import shlex
+import uuid
 from pathlib import Path
 
 from snakemake.resources import Resource
 
-from gristmill import GENERATION_VERSION
+from gristmill import GENERATION_VERSION, fence
 from gristmill.gpu import gpus, lease
 from gristmill.config import specs
 from gristmill.config.check import check_data, rows_up_to
@@ -85,10 +86,14 @@ REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
 JUDGE_FILES = ["requests.jsonl", "generations.jsonl", "verdicts.jsonl", "metrics.json", "manifest.json"]
 
+# Jobs belong to the Snakemake that started them; what a killed one left behind must not write (gristmill.fence).
+if workflow.is_main_process:
+    os.environ[fence.RUN] = uuid.uuid4().hex
+
 # Without a limit Snakemake ignores the tokens and starts everything at once.
 if PLAN.cluster:
     os.environ[TOKENS] = str(PLAN.tokens)
-    workflow.register_envvars(TOKENS)
+    workflow.register_envvars(TOKENS, fence.RUN)
 else:
     workflow.register_resource("gpu", Resource("gpu", PLAN.tokens))
 
@@ -222,7 +227,15 @@ def result_files():
     return runs + expand("{folder}/{name}", folder=judge_folders().values(), name=JUDGE_FILES)
 
 
-def announce_plan():
+def begin():
+    """Take results/ for this run, or end with one line that names who has it; then say the plan."""
+    if not workflow.is_main_process:
+        return
+    try:
+        fence.claim(os.environ[fence.RUN])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
     write_bytes("results/plan.txt", text.encode())
     print(text, end="", file=sys.stderr)
