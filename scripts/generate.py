@@ -20,7 +20,8 @@ from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_json
 from gristmill.planning.workers import Worker, decode_workers, worker_of
-from gristmill.worker import Interrupted, Shard, run_shard
+from gristmill.stopping import Interrupted
+from gristmill.worker import Shard, run_shard
 
 
 def main() -> None:

@@ -129,6 +129,10 @@ class Engine(Protocol):
         """Answer every request once, in any order, each outcome as soon as it is there."""
         ...
 
+    def stop(self) -> None:
+        """Begin nothing new: `generate` gives what is in flight and ends. Called from a signal's handler."""
+        ...
+
     def close(self) -> None:
         """Free the model's memory."""
         ...

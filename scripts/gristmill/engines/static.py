@@ -56,6 +56,7 @@ class StaticEngine:
         self._context_tokens = context_tokens
         self._on_gpu = on_gpu
         self._log = log
+        self._stopped = False
         self._chat = ChatEncoder(folder, model)
         self._stop_ids = self._chat.stop_ids()
         self._model = load_model(folder, model, on_gpu)
@@ -81,6 +82,10 @@ class StaticEngine:
         for same in _by_sampling(items):
             yield from self._generate_alike(sorted(same, key=lambda item: -item.tokens))
 
+    def stop(self) -> None:
+        """The batch in flight is the last."""
+        self._stopped = True
+
     def close(self) -> None:
         """Free the model's memory, also for the driver: whoever leases the devices next looks there."""
         del self._model
@@ -104,7 +109,7 @@ class StaticEngine:
         import torch
 
         position = 0
-        while position < len(items):
+        while position < len(items) and not self._stopped:
             batch = items[position : position + self._rows_that_fit(items[position].tokens)]
             try:
                 outcomes: list[Outcome] = list(self._run(batch))
