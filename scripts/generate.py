@@ -38,13 +38,15 @@ def main() -> None:
     parser.add_argument(
         "--gpu-samples", required=True, type=Path, help="folder for what the GPUs did (docs/outputs.md)"
     )
+    parser.add_argument("--max-failed-ratio", type=float, default=0.0, help="share of the unit's rows that may fail")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec)
     name = args.shard.stem
     workers = decode_workers(args.workers).get(spec.name) or [Worker(spec.model.gpus_per_model)]
     worker = worker_of(workers, int(name.partition("-")[0]))
-    shard = Shard(args.unit, name, args.shard, args.journal, args.out, args.gpu_samples / f"{name}.jsonl", worker)
+    samples = args.gpu_samples / f"{name}.jsonl"
+    shard = Shard(args.unit, name, args.shard, args.journal, args.out, samples, worker, args.max_failed_ratio)
     try:
         run_shard(shard, spec.model, read_json(args.weights), decode(GpusConfig, args.gpus), args.threads)
     except Interrupted as stop:

@@ -38,3 +38,10 @@ def completion_from_json(line: Any) -> Completion:
 def failure_to_json(failure: Failure) -> JsonDict:
     """The columns of a failure record."""
     return asdict(failure)
+
+
+def unanswered_to_json(failure: Failure) -> JsonDict:
+    """The columns of an answer for a row that failed and that the run may go on without: no text, the reason."""
+    nothing = {"text": None, "finish_reason": failure.reason, "prompt_tokens": 0, "completion_tokens": 0}
+    named = {"id": failure.id, "sample": failure.sample, "variant": failure.variant}
+    return named | nothing | {"seconds": 0.0, "prompt_cut_tokens": 0}

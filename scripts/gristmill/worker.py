@@ -12,13 +12,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gristmill import fence, journal, locks
-from gristmill.codec import completion_to_json, request_from_json
+from gristmill.codec import completion_to_json, request_from_json, unanswered_to_json
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.engines import context_limit, open_engine
 from gristmill.engines.overflow import overflows
@@ -46,6 +46,16 @@ class Shard:
     part: Path
     gpu_samples: Path
     worker: Worker
+    #: Share of the unit's requests that may fail.
+    max_failed_ratio: float = 0.0
+
+    def may_fail(self, requests: int) -> int:
+        """How many of this shard's requests may fail before the whole unit has too many: about all that it may have.
+
+        What holds for the unit is decided by the merge, which counts all shards.
+        """
+        shards = int(self.name.rpartition("-")[2])
+        return int(self.max_failed_ratio * requests * shards)
 
 
 def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusConfig, threads: int) -> None:
@@ -62,9 +72,10 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
         known = journal.read_known(shard.journal, set(requests), log)
         left = len(requests) - len(known)
         log(f"{shard.unit} {shard.name}: {len(requests)} requests, {len(known)} in the journal, {left} to answer")
-        if left and (failures := _answer(shard, requests, known, model, weights, config, threads, stop)):
+        failures = _answer(shard, requests, known, model, weights, config, threads, stop) if left else []
+        if failures and (len(failures) > shard.may_fail(len(requests)) or len(failures) == len(requests)):
             raise UserError(_failure_message(shard, failures))
-        write_jsonl(shard.part, ({"key": key, **completion_to_json(known[key])} for key in requests))
+        write_jsonl(shard.part, _part(requests, known, failures))
 
 
 def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict) -> dict[str, Request]:
@@ -93,6 +104,16 @@ def _leaving_with_the_run() -> Iterator[None]:
         yield
     finally:
         ended.set()
+
+
+def _part(
+    requests: Mapping[str, Request], known: Mapping[str, Completion], failures: Sequence[Failure]
+) -> Iterator[JsonDict]:
+    """The lines of the part; a row that failed, and that the run may go on without, has no text and its reason."""
+    failed = {failure.rid: failure for failure in failures}
+    for key, request in requests.items():
+        answer = completion_to_json(known[key]) if key in known else unanswered_to_json(failed[request.rid])
+        yield {"key": key, **answer}
 
 
 def _wait_for_orphans(shard: Shard, wait_s: float) -> None:
@@ -224,7 +245,8 @@ def _summary(progress: Progress, load_s: float) -> dict[str, Any]:
 
 def _failure_message(shard: Shard, failures: list[Failure]) -> str:
     names = some([f"{failure.rid} ({failure.reason})" for failure in failures])
-    return f"{shard.unit} {shard.name}: {len(failures)} rows failed: {names}; run again to retry only these"
+    limit = f" (max_failed_ratio {shard.max_failed_ratio:g})" if shard.max_failed_ratio else ""
+    return f"{shard.unit} {shard.name}: {len(failures)} rows failed{limit}: {names}; run again to retry only these"
 
 
 def _lock_path(shard: Shard) -> Path:
