@@ -16,7 +16,7 @@ from gristmill.errors import run_main
 from gristmill.files import read_json, read_jsonl, write_json, write_jsonl
 from gristmill.journal.upkeep import compact
 from gristmill.manifest import Tally, manifest
-from gristmill.merging import merged
+from gristmill.merging import UnusableParts, merged, within_limit
 from gristmill.progress import log
 
 
@@ -29,11 +29,18 @@ def main() -> None:
     parser.add_argument("--requests", required=True, type=Path)
     parser.add_argument("--parts", required=True, type=Path, nargs="+")
     parser.add_argument("--journal", required=True, type=Path)
+    parser.add_argument("--max-failed-ratio", type=float, default=0.0, help="share of the rows that may have failed")
     parser.add_argument("--generations", required=True, type=Path)
     parser.add_argument("--manifest", required=True, type=Path)
     args = parser.parse_args()
     tally = Tally()
-    count = write_jsonl(args.generations, tally.through(merged(read_jsonl(args.requests), args.parts)))
+    try:
+        generations = within_limit(merged(read_jsonl(args.requests), args.parts), args.max_failed_ratio)
+        count = write_jsonl(args.generations, tally.through(generations))
+    except UnusableParts:
+        for part in args.parts:
+            part.unlink(missing_ok=True)
+        raise
     spec = decode(ModelSpec, args.spec)
     first = next(read_jsonl(args.requests), None)
     described = manifest(args.unit, spec, read_json(args.weights), tally, args.journal)

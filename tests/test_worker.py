@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,30 @@ def test_the_next_run_retries_only_the_failed_rows(tmp_path: Path, use: Any) -> 
     work(shard)
     assert sorted(asked(tmp_path)) == ["a", "b", "b", "c"]
     assert list(part(shard)) == ["a", "b", "c"]
+
+
+def test_rows_that_may_fail_stand_in_the_part_without_a_text_and_are_asked_again(tmp_path: Path, use: Any) -> None:
+    use(FakeEngine(failing=["b"]))
+    shard = replace(shard_of(tmp_path, ["a", "b", "c", "d"]), max_failed_ratio=0.25)
+    work(shard)
+    lines = {line["id"]: (line["text"], line["finish_reason"]) for line in read_jsonl(shard.part)}
+    assert lines["b"] == (None, "out_of_memory")
+    assert list(lines) == ["a", "b", "c", "d"]
+    use(FakeEngine())
+    work(shard)
+    assert part(shard)["b"] == "fake b"
+    assert sorted(asked(tmp_path)) == ["a", "b", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(("failing", "ratio"), [(["b", "c"], 0.25), (["a", "b", "c", "d"], 1.0)])
+def test_too_many_failed_rows_or_all_of_them_stop_the_worker(
+    tmp_path: Path, use: Any, failing: list[str], ratio: float
+) -> None:
+    use(FakeEngine(failing=failing))
+    shard = replace(shard_of(tmp_path, ["a", "b", "c", "d"]), max_failed_ratio=ratio)
+    with pytest.raises(UserError, match=rf"{len(failing)} rows failed \(max_failed_ratio {ratio:g}\)"):
+        work(shard)
+    assert not shard.part.exists()
 
 
 def test_an_engine_that_crashes_keeps_what_it_had_answered(tmp_path: Path, use: Any) -> None:
