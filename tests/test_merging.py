@@ -187,7 +187,7 @@ def failed_of(count: int, failed: int) -> list[dict[str, Any]]:
     return [{"id": f"r{n}", "sample": 0, "variant": "", "finish_reason": reason} for n, reason in enumerate(reasons)]
 
 
-@pytest.mark.parametrize(("failed", "ratio"), [(0, 0.0), (1, 0.01), (2, 0.02), (100, 1.0)])
+@pytest.mark.parametrize(("failed", "ratio"), [(0, 0.0), (1, 0.01), (2, 0.02), (29, 0.29), (100, 1.0)])
 def test_as_many_rows_may_fail_as_the_config_says(failed: int, ratio: float) -> None:
     assert list(within_limit(failed_of(100, failed), ratio)) == failed_of(100, failed)
 

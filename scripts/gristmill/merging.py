@@ -52,11 +52,16 @@ def within_limit(generations: Iterable[JsonDict], max_failed_ratio: float) -> It
             failed += 1
             names += [f"{_rid(line)} ({line['finish_reason']})"] if failed <= _NAMED else []
         yield line
-    if failed > max_failed_ratio * count:
+    if failed > allowed(max_failed_ratio, count):
         raise UnusableParts(
             f"{failed} of {count} rows failed, over max_failed_ratio {max_failed_ratio:g}: "
             f"{', '.join(names)}{' …' if failed > _NAMED else ''}; run again to ask only these, or raise it"
         )
+
+
+def allowed(max_failed_ratio: float, requests: int) -> int:
+    """How many of so many requests may fail; a ratio of 0.29 means 29 of 100, which floats make 28.999…"""
+    return int(max_failed_ratio * requests + 1e-9)
 
 
 class UnusableParts(UserError):

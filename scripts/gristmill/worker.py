@@ -28,6 +28,7 @@ from gristmill.gpu import gpus, lease
 from gristmill.gpu.watch import Place, Watch
 from gristmill.keys import model_identity, request_key
 from gristmill.manifest import installed_versions
+from gristmill.merging import allowed
 from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
 from gristmill.stopping import Stop, interruptible
@@ -55,7 +56,7 @@ class Shard:
         What holds for the unit is decided by the merge, which counts all shards.
         """
         shards = int(self.name.rpartition("-")[2])
-        return int(self.max_failed_ratio * requests * shards)
+        return allowed(self.max_failed_ratio, requests * shards)
 
 
 def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusConfig, threads: int) -> None:
