@@ -225,3 +225,20 @@ def test_a_folder_takes_the_place_of_another_whole_or_not_at_all(tmp_path: Path)
     with files.atomic_folder(path) as folder:
         (folder / "3").write_text("third")
     assert [found.name for found in tmp_path.rglob("*")] == ["shards", "3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'{"a":1}\n{"a"', "line 2 is no JSON"),
+        (b'{"a":1}\n{"a":2}', "line 2 has no end"),
+        (b"\n", "line 1 is no JSON"),
+        (b'{"a":NaN}\n', "line 1 is no JSON"),
+        (b"[" * 200_000 + b"\n", "line 1 is no JSON"),
+    ],
+)
+def test_a_file_that_is_not_as_it_was_written_is_named_with_the_line(tmp_path: Path, text: bytes, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match=rf"a\.jsonl {said}.*remove it and run again"):
+        list(files.read_jsonl(path))

@@ -190,10 +190,23 @@ def read_json(path: Path | str) -> Any:
 
 
 def read_jsonl(path: Path | str) -> Iterator[Any]:
-    """Read JSON lines that this project wrote, one value a line, in constant memory."""
+    """Read JSON lines that this project wrote, one value a line, in constant memory.
+
+    Raises:
+        UserError: a line is torn or no JSON: the file is not as it was written.
+    """
     with open(path, "rb") as handle:
-        for line in handle:
-            yield loads(line)
+        for number, line in enumerate(handle, start=1):
+            try:
+                value = loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path} line {number} is no JSON ({error}); {_NOT_AS_WRITTEN}") from error
+            if not line.endswith(b"\n"):
+                raise UserError(f"{path} line {number} has no end; {_NOT_AS_WRITTEN}")
+            yield value
+
+
+_NOT_AS_WRITTEN = "the file was cut or edited; remove it and run again, and it is made anew"
 
 
 def _refuse_constant(name: str) -> Any:

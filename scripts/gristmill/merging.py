@@ -98,7 +98,7 @@ class _Head:
             line = next(self._lines, _END)
             self.rid = None if line is _END else _rid(line)
             self.answer = {} if line is _END else {name: line[name] for name in _ANSWER_COLUMNS}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (UserError, OSError, KeyError, TypeError) as error:
             raise UnusableParts(f"{self.path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}") from error
 
 
