@@ -50,4 +50,4 @@ rule plan:
 
 
 onstart:
-    announce_plan()
+    begin()

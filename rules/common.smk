@@ -2,11 +2,12 @@
 
 import functools
 import shlex
+import uuid
 from pathlib import Path
 
 from snakemake.resources import Resource
 
-from gristmill import GENERATION_VERSION
+from gristmill import GENERATION_VERSION, fence
 from gristmill.gpu import gpus, lease
 from gristmill.config import specs
 from gristmill.config.check import check_data, rows_up_to
@@ -108,10 +109,14 @@ REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
 JUDGE_FILES = ["requests.jsonl", "generations.jsonl", "verdicts.jsonl", "metrics.json", "manifest.json"]
 
+# Jobs belong to the Snakemake that started them; what a killed one left behind must not write (gristmill.fence).
+if workflow.is_main_process:
+    os.environ[fence.RUN] = uuid.uuid4().hex
+
 # Without a limit Snakemake ignores the tokens and starts everything at once.
 if PLAN.cluster:
     os.environ[TOKENS] = str(PLAN.tokens)
-    workflow.register_envvars(TOKENS)
+    workflow.register_envvars(TOKENS, fence.RUN)
 else:
     workflow.register_resource("gpu", Resource("gpu", PLAN.tokens))
 
@@ -151,6 +156,11 @@ def shards_of(wildcards):
 
 def gpus_of(wildcards):
     return worker_of(PLAN.workers_of(unit_of(wildcards).model), int(wildcards.shard)).gpus
+
+
+def may_fail(wildcards):
+    """Share of the rows that may fail; another share asks the failed rows again."""
+    return unit_of(wildcards).max_failed_ratio
 
 
 def threads_of(wildcards):
@@ -279,7 +289,15 @@ if os.path.isdir("results/runs") and not any(Path(".snakemake").glob("metadata*/
     )
 
 
-def announce_plan():
+def begin():
+    """Take results/ for this run, or end with one line that names who has it; then say the plan."""
+    if not workflow.is_main_process:
+        return
+    try:
+        fence.claim(os.environ[fence.RUN])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
     write_bytes("results/plan.txt", text.encode())
     print(text, end="", file=sys.stderr)

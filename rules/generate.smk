@@ -37,9 +37,10 @@ rule generate:
         code=GENERATION_VERSION,
         unit="runs/{run}",
         journal=f"{RUN}/journal",
+        may_fail=may_fail,
     shell:
         program("generate.py", *PLACED, "--gpus", GPUS, "--left-behind", *LEFT_BEHIND)
         + " --spec {params.spec:q} --weights {input.weights:q} "
         "--shard {input.shards:q}/{wildcards.shard}-of-{wildcards.shards}.jsonl --journal {params.journal:q} "
         "--unit {params.unit:q} --gpu-samples results/{params.unit:q}/gpu --threads {threads} "
-        "--out {output:q} > {log:q} 2>&1"
+        "--max-failed-ratio {params.may_fail} --out {output:q} > {log:q} 2>&1"

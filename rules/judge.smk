@@ -44,6 +44,7 @@ use rule generate as judge_generate with:
         code=GENERATION_VERSION,
         unit="judges/{judge}/{target}",
         journal=f"{JUDGE}/journal",
+        may_fail=may_fail,
 
 
 use rule merge as judge_merge with:
@@ -62,6 +63,7 @@ use rule merge as judge_merge with:
         code=GENERATION_VERSION,
         unit="judges/{judge}/{target}",
         journal=f"{JUDGE}/journal",
+        may_fail=may_fail,
 
 
 rule verdicts:

@@ -20,11 +20,13 @@ rule merge:
         code=GENERATION_VERSION,
         unit="runs/{run}",
         journal=f"{RUN}/journal",
+        may_fail=may_fail,
     shell:
         program("merge.py", *PLACEMENTS)
         + " --spec {params.spec:q} --weights {input.weights:q} --unit {params.unit:q} "
         "--requests {input.requests:q} --parts {input.parts:q} --journal {params.journal:q} "
-        "--generations {output.generations:q} --manifest {output.manifest:q} > {log:q} 2>&1"
+        "--max-failed-ratio {params.may_fail} --generations {output.generations:q} "
+        "--manifest {output.manifest:q} > {log:q} 2>&1"
 
 
 rule export:

@@ -19,8 +19,9 @@ from gristmill.config.schema import GpusConfig
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.planning.workers import Worker, decode_workers, worker_of
+from gristmill.stopping import Interrupted
 from gristmill.weights import read_description
-from gristmill.worker import Interrupted, Shard, run_shard
+from gristmill.worker import Shard, run_shard
 
 
 def main() -> None:
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--gpu-samples", required=True, type=Path, help="folder for what the GPUs did (docs/outputs.md)"
     )
+    parser.add_argument("--max-failed-ratio", type=float, default=0.0, help="share of the unit's rows that may fail")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec).placed(args.placements)
@@ -48,8 +50,10 @@ def main() -> None:
     workers = decode_workers(args.workers).get(spec.name) or [Worker(spec.model.gpus_per_model)]
     worker = worker_of(workers, int(name.partition("-")[0]))
     samples = args.gpu_samples / f"{name}.jsonl"
-    others = tuple(args.left_behind)
-    shard = Shard(args.unit, name, args.shard, args.journal, args.out, samples, worker, others)
+    left_behind = tuple(args.left_behind)
+    shard = Shard(
+        args.unit, name, args.shard, args.journal, args.out, samples, worker, left_behind, args.max_failed_ratio
+    )
     weights = read_description(args.weights, spec.name, spec.model)
     try:
         run_shard(shard, spec.model, weights, decode(GpusConfig, args.gpus), args.threads)

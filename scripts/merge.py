@@ -14,8 +14,9 @@ from pathlib import Path
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_jsonl, write_json, write_jsonl
+from gristmill.journal.upkeep import compact
 from gristmill.manifest import Tally, manifest
-from gristmill.merging import merged
+from gristmill.merging import UnusableParts, merged, within_limit
 from gristmill.progress import log
 from gristmill.weights import read_description
 
@@ -30,17 +31,25 @@ def main() -> None:
     parser.add_argument("--requests", required=True, type=Path)
     parser.add_argument("--parts", required=True, type=Path, nargs="+")
     parser.add_argument("--journal", required=True, type=Path)
+    parser.add_argument("--max-failed-ratio", type=float, default=0.0, help="share of the rows that may have failed")
     parser.add_argument("--generations", required=True, type=Path)
     parser.add_argument("--manifest", required=True, type=Path)
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec).placed(args.placements)
     weights = read_description(args.weights, spec.name, spec.model)
     tally = Tally()
-    count = write_jsonl(args.generations, tally.through(merged(read_jsonl(args.requests), args.parts)))
+    try:
+        generations = within_limit(merged(read_jsonl(args.requests), args.parts), args.max_failed_ratio)
+        count = write_jsonl(args.generations, tally.through(generations))
+    except UnusableParts:
+        for part in args.parts:
+            part.unlink(missing_ok=True)
+        raise
     first = next(read_jsonl(args.requests), None)
     described = manifest(args.unit, spec, weights, tally, args.journal)
     write_json(args.manifest, {**described, "sampling": first and first["sampling"]})
     log(f"{count} answers from {len(args.parts)} parts")
+    compact(args.journal, log)
 
 
 if __name__ == "__main__":

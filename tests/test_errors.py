@@ -1,5 +1,7 @@
 """Facts about what a user sees of a mistake."""
 
+from pathlib import Path
+
 import pytest
 
 from gristmill.errors import UserError, run_main, some
@@ -13,6 +15,13 @@ def test_a_users_mistake_is_one_line_and_exit_status_2(capsys: pytest.CaptureFix
         run_main(main)
     assert caught.value.code == 2
     assert capsys.readouterr().err == "error: gpus_per_model=3 does not divide 8 GPUs; use 1, 2, 4 or 8\n"
+
+
+def test_a_file_that_is_gone_or_closed_to_us_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_main(lambda: (tmp_path / "gone.json").read_text())
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/gone.json: No such file or directory; put it right")
 
 
 def test_any_other_failure_keeps_its_traceback() -> None:

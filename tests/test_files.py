@@ -1,5 +1,6 @@
 """Facts about writing and reading files: whole or not at all, and every JSON value as it was."""
 
+import errno
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill import files
+from gristmill.errors import UserError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -176,3 +178,67 @@ def test_writing_lines_says_how_many(tmp_path: Path) -> None:
 def test_a_document_for_people_is_indented_and_ends_with_a_newline(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {"é": [1]})
     assert (tmp_path / "a.json").read_text("utf-8") == '{\n  "é": [\n    1\n  ]\n}\n'
+
+
+# ---- a disk that says no, and what the killed leave behind
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_a_disk_that_does_not_take_a_file_is_one_line_and_the_old_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "a.json"
+    files.write_json(path, 1)
+
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(UserError, match=rf"a\.json cannot be written: {os.strerror(number)}; "):
+        files.write_json(path, 2)
+    assert files.read_json(path) == 1
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_temporaries_of_killed_writers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    path = tmp_path / "a[1].json"
+    for name in (".a[1].json.dead.tmp", ".b.json.other.tmp"):
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (0, 0))
+    with files.atomic_writer(path) as handle:
+        (mine,) = (found for found in tmp_path.iterdir() if found.name.startswith(".a") and "dead" not in found.name)
+        os.utime(mine, (0, 0))
+        with files.atomic_writer(path) as other:
+            other.write(b"2")
+        handle.write(b"1")
+    assert sorted(found.name for found in tmp_path.iterdir()) == [".b.json.other.tmp", "a[1].json"]
+    assert path.read_bytes() == b"1"
+
+
+def test_a_folder_takes_the_place_of_another_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "shards"
+    with files.atomic_folder(path) as folder:
+        (folder / "1").write_text("first")
+    with pytest.raises(IsADirectoryError), files.atomic_folder(path) as folder:
+        folder.write_text("not a file")
+    assert [found.name for found in tmp_path.rglob("*")] == ["shards", "1"]
+    with files.atomic_folder(path) as folder:
+        (folder / "3").write_text("third")
+    assert [found.name for found in tmp_path.rglob("*")] == ["shards", "3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'{"a":1}\n{"a"', "line 2 is no JSON"),
+        (b'{"a":1}\n{"a":2}', "line 2 has no end"),
+        (b"\n", "line 1 is no JSON"),
+        (b'{"a":NaN}\n', "line 1 is no JSON"),
+        (b"[" * 200_000 + b"\n", "line 1 is no JSON"),
+    ],
+)
+def test_a_file_that_is_not_as_it_was_written_is_named_with_the_line(tmp_path: Path, text: bytes, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match=rf"a\.jsonl {said}.*remove it and run again"):
+        list(files.read_jsonl(path))

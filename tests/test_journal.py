@@ -1,5 +1,7 @@
 """Facts about the journal: what a kill may cost, what is believed, and what is set aside."""
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -9,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.files import dumps
+from gristmill import locks
+from gristmill.errors import UserError
 from gristmill.journal import Segment, read_known, workers
+from gristmill.journal.lines import record
+from gristmill.journal.upkeep import LOCK, compact, contents, prune, unused
 from gristmill.types import Completion, Failure, Outcome
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -154,8 +159,8 @@ def test_a_segment_cut_at_any_byte_loses_only_the_record_that_was_cut(tmp_path: 
     ends = [place + 1 for place, byte in enumerate(data) if byte == ord("\n")]
     for cut in range(len(data) + 1):
         path.write_bytes(data[:cut])
-        whole = sum(end <= cut for end in ends)  # lines: header, r1, r2 failed, r3, summary
-        assert set(known(tmp_path)) == {number for number, line in ((1, 2), (3, 4)) if line <= whole}
+        whole = sum(end <= cut for end in ends)  # lines: header, worker, r1, r2 failed, r3, summary
+        assert set(known(tmp_path)) == {number for number, line in ((1, 3), (3, 5)) if line <= whole}
         assert sum(worker["rows"] for worker in workers(tmp_path, {key_of(1), key_of(2), key_of(3)})) == len(
             known(tmp_path)
         )
@@ -170,42 +175,69 @@ def test_an_empty_file_is_a_segment_without_records(tmp_path: Path) -> None:
 # ---- segments that cannot be trusted
 
 
-BROKEN = {
-    "a foreign header": (0, b'{"hello":1}\n', "its format is None, not 1"),
-    "a later format": (0, b'{"gristmill_journal":2}\n', "its format is 2, not 1"),
-    "a header that is no object": (0, b"[1]\n", "it has no journal header"),
-    "a header that is no JSON": (0, b"hello\n", "it has no journal header"),
-    "a line that is no record": (2, b"hello\n", "line 3 is not a record"),
-    "an empty line": (2, b"\n", "line 3 is not a record"),
-    "a short key": (2, b'{"key":"0","completion":{}}\n', "line 3 is not a record"),
-    "a record cut in the middle": (
-        2,
-        dumps({"key": key_of(2), "completion": {}})[:-1] + b"\n",
-        "line 3 cannot be read",
-    ),
-    "a record that is no completion": (2, b'{"key":"%s","completion":7}\n' % key_of(2).encode(), "(TypeError)"),
-    "a record without columns": (2, b'{"key":"%s","completion":{}}\n' % key_of(2).encode(), "(KeyError)"),
-    "zeros from a power cut": (2, b"\0" * 99 + b"\n", "line 3 is not a record"),
+FOREIGN = {
+    "a foreign header": (b'{"hello":1}\n', "it has no journal header"),
+    "a later format": (b'{"gristmill_journal":3}\n', "its format is 3, not 2"),
+    "an earlier format": (b'{"gristmill_journal":1,"pid":7}\n', "its format is 1, not 2"),
+    "a header that is no object": (b"[1]\n", "it has no journal header"),
+    "a header that is no JSON": (b"hello\n", "it has no journal header"),
 }
 
 
-@pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_segment_is_set_aside_and_named_and_the_others_are_used(tmp_path: Path, fault: str) -> None:
-    place, line, reason = BROKEN[fault]
-    bad = named(write(tmp_path, [(1, completion(1)), (2, completion(2)), (3, completion(3))]), "a.jsonl")
-    lines = bad.read_bytes().splitlines(keepends=True)
-    lines[place] = line
+@pytest.mark.parametrize("fault", FOREIGN)
+def test_a_foreign_segment_is_set_aside_and_named_and_the_others_are_used(tmp_path: Path, fault: str) -> None:
+    header, reason = FOREIGN[fault]
+    bad = named(write(tmp_path, [(1, completion(1)), (2, completion(2))]), "a.jsonl")
+    lines = [header, *bad.read_bytes().splitlines(keepends=True)[1:]]
     bad.write_bytes(b"".join(lines))
     good = named(write(tmp_path, [(4, completion(4))]), "b.jsonl")
     log: list[str] = []
-    assert set(known(tmp_path, log=log)) == {4}  # nothing of it is believed, not even what stands before the fault
+    assert set(known(tmp_path, log=log)) == {4}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl.broken", good.name]
     assert (tmp_path / "a.jsonl.broken").read_bytes() == b"".join(lines)
     (said,) = log
-    assert said.startswith("journal segment a.jsonl is not used: ")
-    assert reason in said
-    assert said.endswith("kept as a.jsonl.broken")
+    assert said == f"journal segment a.jsonl is not used: {reason}; kept as a.jsonl.broken"
     assert set(known(tmp_path)) == {4}
+
+
+WHOLE = record(key_of(2), completion(2))
+DAMAGED = {
+    "a line that is no record": b"hello\n",
+    "an empty line": b"\n",
+    "a short key": b'{"key":"0","completion":{}}\n',
+    "a record cut in the middle": WHOLE[: len(WHOLE) // 2] + b"\n",
+    "a record glued to a torn one": WHOLE[: len(WHOLE) // 2] + WHOLE,
+    "a record of another key": WHOLE.replace(key_of(2).encode(), key_of(3).encode()),
+    "a letter of the text": WHOLE.replace(b"end", b"and"),
+    "a number": WHOLE.replace(b'"prompt_tokens":3', b'"prompt_tokens":4'),
+    "no checksum": b'{"key":"%s","completion":{}}\n' % key_of(2).encode(),
+    "zeros from a power cut": b"\0" * 99 + b"\n",
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGED)
+def test_a_damaged_record_is_named_and_not_believed_and_the_others_are(tmp_path: Path, fault: str) -> None:
+    path = write(tmp_path, [(1, completion(1)), (2, completion(2)), (3, completion(3))])
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = DAMAGED[fault]
+    path.write_bytes(b"".join(lines))
+    log: list[str] = []
+    assert known(tmp_path, log=log) == {1: completion(1), 3: completion(3)}
+    assert log == [f"journal segment {path.name} is damaged in line 4: these rows are asked again"]
+    found = contents(path)
+    assert (found.answers, found.damaged, found.is_sound) == (2, [4], False)
+
+
+def test_no_flipped_bit_changes_an_answer(tmp_path: Path) -> None:
+    path = write(tmp_path, [(1, completion(1)), (2, completion(2))])
+    data = path.read_bytes()
+    start = data.index(b'{"key"')
+    for place in range(start, len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 4
+        path.write_bytes(flipped)
+        for number, answer in known(tmp_path, log=[]).items():
+            assert answer == completion(number)
 
 
 def test_a_segment_that_another_worker_has_just_set_aside_is_passed_over(tmp_path: Path) -> None:
@@ -246,3 +278,139 @@ def test_workers_does_not_count_failures_or_answers_that_came_second(tmp_path: P
     named(write(tmp_path, [(1, completion(1)), (2, completion(2))]), "b.jsonl")
     named(write(tmp_path, [(1, completion(1)), (2, failure(2))]), "c.jsonl")
     assert [worker["rows"] for worker in workers(tmp_path, {key_of(1), key_of(2)})] == [1, 1]
+
+
+# ---- compaction
+
+
+def locked(folder: Path, shard: str = "1-of-2") -> int:
+    folder.mkdir(exist_ok=True)
+    fd = locks.try_lock(folder / f"{shard}.lock", "generate")
+    assert fd is not None
+    return fd
+
+
+def test_many_segments_become_one_with_each_answer_once_and_who_made_it(tmp_path: Path) -> None:
+    named(write(tmp_path, [(1, completion(1)), (2, failure(2)), (3, failure(3))], {"load_seconds": 1.5}), "a.jsonl")
+    named(write(tmp_path, [(2, completion(2)), (1, completion(1, "again"))]), "b.jsonl")
+    named(write(tmp_path, [(1, completion(1, "once more"))], {"load_seconds": 9}), "c.jsonl")
+    before = workers(tmp_path, {key_of(1), key_of(2)})
+    log: list[str] = []
+    compact(tmp_path, log.append)
+    (path,) = tmp_path.glob("*.jsonl")
+    assert known(tmp_path) == {1: completion(1), 2: completion(2)}
+    after = workers(tmp_path, {key_of(1), key_of(2)})
+    assert [{name: value for name, value in one.items() if name != "doubles"} for one in after] == before
+    found = contents(path)
+    assert (found.answers, [row["id"] for row in found.failures], found.damaged) == (2, ["r3"], [])
+    assert found.doubles == 2  # the row 1 of b and of c
+    assert log == [f"journal {tmp_path}: 3 segments are one, 2 answers"]
+    compact(tmp_path, log.append)  # one is nothing to do for
+    assert len(log) == 1
+
+
+def test_a_compacted_journal_is_compacted_again_with_what_came_later(tmp_path: Path) -> None:
+    for round_ in range(3):
+        write(tmp_path, [(round_, completion(round_))], {"load_seconds": round_})
+        compact(tmp_path, lambda _: None)
+    keys = {key_of(number) for number in range(3)}
+    assert set(known(tmp_path)) == {0, 1, 2}
+    assert sorted(worker["load_seconds"] for worker in workers(tmp_path, keys)) == [0, 1, 2]
+
+
+def test_a_journal_that_a_job_writes_to_is_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, [(1, completion(1))])
+    write(tmp_path, [(2, completion(2))])
+    fd = locked(tmp_path)
+    log: list[str] = []
+    compact(tmp_path, log.append)
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+    assert "not compacted, pid" in log[0]
+    with pytest.raises(UserError, match=r"writes to it; wait for it, then prune"):
+        prune(tmp_path, set(), log.append)
+    locks.release(fd)
+    compact(tmp_path, log.append)
+    assert len(list(tmp_path.glob("*.jsonl"))) == 1
+
+
+def test_two_compactions_do_not_meet(tmp_path: Path) -> None:
+    write(tmp_path, [(1, completion(1))])
+    write(tmp_path, [(2, completion(2))])
+    fd = locks.try_lock(tmp_path / LOCK, "compaction")
+    assert fd is not None
+    log: list[str] = []
+    compact(tmp_path, log.append)
+    assert "is at it" in log[0]
+    locks.release(fd)
+
+
+def test_a_compaction_keeps_what_is_damaged_or_foreign_under_another_name(tmp_path: Path) -> None:
+    bad = named(write(tmp_path, [(1, completion(1)), (2, completion(2))]), "a.jsonl")
+    bad.write_bytes(bad.read_bytes().replace(b'"r1"', b'"r9"'))
+    named(write(tmp_path, [(3, completion(3))]), "b.jsonl")
+    (tmp_path / "c.jsonl").write_bytes(b"hello\n")
+    compact(tmp_path, lambda _: None)
+    assert set(known(tmp_path)) == {2, 3}
+    assert sorted(path.name for path in tmp_path.glob("*.broken")) == ["a.jsonl.broken", "c.jsonl.broken"]
+
+
+def test_a_compaction_cut_short_between_its_steps_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    old = [named(write(tmp_path, [(n, completion(n))], {"load_seconds": n}), f"{n}.jsonl") for n in range(3)]
+    kept = [path.read_bytes() for path in old]
+    compact(tmp_path, lambda _: None)
+    for path, data in zip(old[1:], kept[1:], strict=True):  # killed after the first was removed
+        path.write_bytes(data)
+    keys = {key_of(number) for number in range(3)}
+    assert set(known(tmp_path)) == {0, 1, 2}
+    assert sum(worker["rows"] for worker in workers(tmp_path, keys)) == 3
+    compact(tmp_path, lambda _: None)
+    (path,) = tmp_path.glob("*.jsonl")
+    assert contents(path).answers == 3
+
+
+def test_readers_find_every_answer_while_a_journal_is_compacted(tmp_path: Path) -> None:
+    for number in range(40):
+        write(tmp_path, [(number, completion(number))])
+    with get_context("fork").Pool(2) as pool:
+        reading = [pool.apply_async(_known_in_a_child, (tmp_path,)) for _ in range(60)]
+        compact(tmp_path, lambda _: None)
+        assert all(found.get() == set(range(40)) for found in reading)
+
+
+def test_prune_drops_what_is_not_used(tmp_path: Path) -> None:
+    write(tmp_path, [(1, completion(1)), (2, completion(2)), (3, failure(3))])
+    assert unused(tmp_path, {key_of(1)}) == 1
+    prune(tmp_path, {key_of(1)}, lambda _: None)
+    assert set(known(tmp_path)) == {1}
+    (path,) = tmp_path.glob("*.jsonl")
+    assert contents(path).failures == []
+
+
+# ---- a disk that does not take it
+
+
+def test_a_full_disk_is_one_line_and_the_answers_before_it_are_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, room = os.write, 700
+
+    def write_some(fd: int, data: bytes) -> int:
+        """A disk with 700 bytes, which takes what it can of the last write."""
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = data[:room]
+        room -= len(data)
+        return real(fd, data)
+
+    monkeypatch.setattr("os.write", write_some)
+    with Segment(tmp_path, {}) as segment:
+        segment.append(key_of(0), completion(0))
+        segment.append(key_of(1), completion(1))
+        for _ in range(2):
+            with pytest.raises(UserError, match="No space left on device; make room"):
+                segment.append(key_of(2), completion(2, "long " * 100))
+    monkeypatch.undo()
+    assert set(known(tmp_path)) == {0, 1}
+    (path,) = tmp_path.glob("*.jsonl")
+    assert path.read_bytes().endswith(b"\n")  # no half record to which another could be glued

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.errors import UserError
 from gristmill.files import write_jsonl
-from gristmill.merging import merged
+from gristmill.merging import UnusableParts, merged, within_limit
 from gristmill.types import JsonDict
 
 NAMES = st.tuples(st.text(max_size=3), st.integers(0, 2), st.sampled_from(["", "first_second", "second_first"]))
@@ -48,7 +47,7 @@ def merge(rows: list[str], parts: list[Path]) -> list[JsonDict]:
 
 
 def refusal(rows: list[str], parts: list[Path]) -> str:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UnusableParts) as caught:
         merge(rows, parts)
     message = str(caught.value)
     assert "\n" not in message
@@ -76,7 +75,7 @@ def test_parts_pass_only_if_they_answer_every_request_once(left: list[str], righ
         parts = parts_of(Path(folder), left, right)
         try:
             merge(rows, parts)
-        except UserError:
+        except UnusableParts:
             assert left != sorted(left) or right != sorted(right) or sorted(left + right) != rows
         else:
             assert sorted(left + right) == rows
@@ -178,3 +177,24 @@ def test_a_merge_streams(tmp_path: Path) -> None:
     generations = merged(requests(), parts)
     assert next(generations)["id"] == "r1"
     assert taken == ["r1"]
+
+
+# ---- rows that failed
+
+
+def failed_of(count: int, failed: int) -> list[dict[str, Any]]:
+    reasons = ["out_of_memory"] * failed + ["stop"] * (count - failed)
+    return [{"id": f"r{n}", "sample": 0, "variant": "", "finish_reason": reason} for n, reason in enumerate(reasons)]
+
+
+@pytest.mark.parametrize(("failed", "ratio"), [(0, 0.0), (1, 0.01), (2, 0.02), (29, 0.29), (100, 1.0)])
+def test_as_many_rows_may_fail_as_the_config_says(failed: int, ratio: float) -> None:
+    assert list(within_limit(failed_of(100, failed), ratio)) == failed_of(100, failed)
+
+
+@pytest.mark.parametrize(("failed", "ratio"), [(1, 0.0), (2, 0.01), (100, 0.99)])
+def test_more_failed_rows_than_that_are_no_result_and_are_named(failed: int, ratio: float) -> None:
+    with pytest.raises(
+        UnusableParts, match=rf"{failed} of 100 rows failed, over max_failed_ratio {ratio:g}: r0#0 \(out"
+    ):
+        list(within_limit(failed_of(100, failed), ratio))

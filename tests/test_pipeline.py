@@ -128,7 +128,6 @@ def test_kill_9_in_the_middle_of_generate_costs_only_the_rows_in_flight(project:
     assert 8 <= len(before) < 40
     assert not (project.folder / "results/runs/plain/generations.jsonl").exists()
 
-    project.done("--unlock")
     project.done()
     asked = project.asked("runs/plain")
     assert sorted(asked, key=lambda name: int(name[1:])) == [f"r{n}" for n in range(40)]  # nothing twice
@@ -141,8 +140,8 @@ def test_term_to_a_job_keeps_its_rows_and_its_retry_goes_on(project: Project) ->
     pipe = {"stderr": subprocess.PIPE, "text": True}
     first = subprocess.Popen(project.command(), cwd="/", env=slow, start_new_session=True, **pipe)
     wait_until(lambda: len(project.asked("runs/plain")) >= 8)
-    header = next((project.folder / "results/runs/plain/journal").glob("*.jsonl")).read_bytes().split(b"\n")[0]
-    os.kill(json.loads(header)["pid"], signal.SIGTERM)
+    worker = next((project.folder / "results/runs/plain/journal").glob("*.jsonl")).read_bytes().split(b"\n")[1]
+    os.kill(json.loads(worker)["worker"]["pid"], signal.SIGTERM)
     _, said = first.communicate(timeout=60)
     assert first.returncode == 0
     assert "stopped by SIGTERM" in said  # the retry has a log of its own

@@ -270,7 +270,6 @@ def test_a_killed_run_of_the_real_model_ends_as_an_undisturbed_one(real_project:
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     assert len(real_project.asked("runs/plain")) < 10
-    real_project.done("--unlock")
     real_project.done("results/runs/plain/generations.jsonl", gpu=2)
     assert sorted(real_project.asked("runs/plain")) == [f"r{n}" for n in range(10)]
     assert without_times(real_project) == without_times(undisturbed)

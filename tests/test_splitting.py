@@ -1,5 +1,6 @@
 """Facts about splitting a requests file into shard files, with the echo engine's word counts for tokens."""
 
+import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -78,9 +79,10 @@ def test_a_prompt_that_does_not_fit_passes_with_its_full_length_under_another_po
 
 def test_an_existing_folder_is_replaced_whole(tmp_path: Path) -> None:
     out = tmp_path / "shards" / "2"
-    for leftover in (out, out.with_name(".2.tmp")):
+    for leftover in (out, out.with_name(".2.killed.tmp")):
         leftover.mkdir(parents=True)
         (leftover / "9-of-9.jsonl").write_text("old")
+        os.utime(leftover, (0, 0))
     split(requests_file(tmp_path, 1, 1, 1), out, 2, SPEC, WEIGHTS)
     assert list(shards_in(out)) == ["1-of-2.jsonl", "2-of-2.jsonl"]
     assert [found.name for found in out.parent.iterdir()] == ["2"]

@@ -454,8 +454,10 @@ def test_a_fault_in_the_middle_leaves_journal_and_samples_whole(
     ended = hang(tmp_path, "generate", config, card)
     assert ended.returncode == FAULT_EXIT, ended.stderr
     assert f"error: GPU 3 (Fake H100, GPU-3): {reason}" in ended.stderr
-    from gristmill.journal import read_segment
+    from gristmill.journal.lines import read_lines
 
     (segment,) = (tmp_path / "journal").glob("*.jsonl")
-    assert [completion.id for _, completion in read_segment(segment)] == [f"r{number}" for number in range(20)]
+    assert [line.completion().id for line in read_lines(segment) if line.kind == "completion"] == [
+        f"r{number}" for number in range(20)
+    ]
     assert lines(tmp_path / "s.jsonl")[-1]["uuid"] == "GPU-3"

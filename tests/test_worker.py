@@ -7,21 +7,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gristmill import journal, worker
+from gristmill import fence, journal, locks, worker
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.errors import UserError
 from gristmill.files import read_jsonl, write_json, write_jsonl
 from gristmill.journal import Segment
 from gristmill.locks import try_lock
 from gristmill.planning.workers import Worker
+from gristmill.stopping import Interrupted
 from gristmill.types import Completion, Failure, Gpu, JsonDict, Outcome, Request
-from gristmill.worker import Interrupted, Shard, interruptible, run_shard
+from gristmill.worker import Shard, run_shard
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ECHO = ModelConfig(engine="echo")
@@ -68,7 +69,7 @@ class FakeEngine:
     name = "fake"
 
     def __init__(self, failing: Sequence[str] = (), edit: Any = list) -> None:
-        self.failing, self.edit, self.closed = failing, edit, False
+        self.failing, self.edit, self.closed, self.stopped = failing, edit, False, False
 
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
         return [1 for _ in requests]
@@ -80,6 +81,9 @@ class FakeEngine:
         if request.id in self.failing:
             return Failure(*request.rid, "out_of_memory", "no room for 9 tokens")
         return Completion(*request.rid, f"fake {request.id}", "stop", 1, 1, 0.1)
+
+    def stop(self) -> None:
+        self.stopped = True
 
     def close(self) -> None:
         self.closed = True
@@ -182,6 +186,30 @@ def test_the_next_run_retries_only_the_failed_rows(tmp_path: Path, use: Any) -> 
     assert list(part(shard)) == ["a", "b", "c"]
 
 
+def test_rows_that_may_fail_stand_in_the_part_without_a_text_and_are_asked_again(tmp_path: Path, use: Any) -> None:
+    use(FakeEngine(failing=["b"]))
+    shard = replace(shard_of(tmp_path, ["a", "b", "c", "d"]), max_failed_ratio=0.25)
+    work(shard)
+    lines = {line["id"]: (line["text"], line["finish_reason"]) for line in read_jsonl(shard.part)}
+    assert lines["b"] == (None, "out_of_memory")
+    assert list(lines) == ["a", "b", "c", "d"]
+    use(FakeEngine())
+    work(shard)
+    assert part(shard)["b"] == "fake b"
+    assert sorted(asked(tmp_path)) == ["a", "b", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(("failing", "ratio"), [(["b", "c"], 0.25), (["a", "b", "c", "d"], 1.0)])
+def test_too_many_failed_rows_or_all_of_them_stop_the_worker(
+    tmp_path: Path, use: Any, failing: list[str], ratio: float
+) -> None:
+    use(FakeEngine(failing=failing))
+    shard = replace(shard_of(tmp_path, ["a", "b", "c", "d"]), max_failed_ratio=ratio)
+    with pytest.raises(UserError, match=rf"{len(failing)} rows failed \(max_failed_ratio {ratio:g}\)"):
+        work(shard)
+    assert not shard.part.exists()
+
+
 def test_an_engine_that_crashes_keeps_what_it_had_answered(tmp_path: Path, use: Any) -> None:
     def crash(outcomes: list[Outcome]) -> Iterator[Outcome]:
         yield from outcomes[:2]
@@ -256,23 +284,40 @@ def test_two_workers_of_one_shard_do_not_run_side_by_side(tmp_path: Path) -> Non
 # ---- signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_becomes_interrupted_and_the_handlers_come_back(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
+def test_a_signal_in_a_batch_keeps_that_batch_and_asks_no_other(tmp_path: Path, use: Any) -> None:
+    def stop_in_the_first_batch(outcomes: list[Outcome]) -> Iterator[Outcome]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from outcomes[:2]
+        if not engine.stopped:
+            yield from outcomes[2:]
 
-    def wait() -> None:
-        with interruptible():
-            try:
-                os.kill(os.getpid(), number)
-                time.sleep(60)
-            except Exception as error:  # as libraries do
-                raise AssertionError("a library took the signal for a failure of its own") from error
+    engine = use(FakeEngine(edit=stop_in_the_first_batch))
+    shard = shard_of(tmp_path, ["a", "b", "c"])
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        work(shard)
+    assert engine.closed
+    assert asked(tmp_path) == ["c", "b"]
+    assert not shard.part.exists()
 
-    with pytest.raises(Interrupted) as caught:
-        wait()
-    assert caught.value.signum == number
-    assert str(caught.value) == number.name
-    assert signal.getsignal(number) is before
+
+def test_a_job_whose_snakemake_was_replaced_leaves_and_writes_no_part(
+    tmp_path: Path, use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(fence.RUN, "old")
+    locks.release(fence.claim("old"))
+
+    def replaced(outcomes: list[Outcome]) -> Iterator[Outcome]:
+        yield outcomes[0]
+        locks.release(fence.claim("new"))
+        yield outcomes[1]
+
+    use(FakeEngine(edit=replaced))
+    shard = shard_of(tmp_path, ["a", "b"])
+    with pytest.raises(UserError, match=r"1-of-1\.jsonl is not written"):
+        work(shard)
+    assert sorted(asked(tmp_path)) == ["a", "b"]  # what it knew stays known
+    assert not shard.part.exists()
 
 
 @pytest.mark.parametrize(

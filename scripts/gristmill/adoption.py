@@ -2,7 +2,7 @@
 
 - Only journals of units that the config no longer names are looked at, and only when the unit's own lacks answers.
 - A segment that holds a wanted answer becomes a hard link in the unit's own journal, so that the manifest says who made
-  it (the header keeps the old name) and the old folder may be removed. Where links are impossible it is copied.
+  it (its section keeps the old name) and the old folder may be removed. Where links are impossible it is copied.
 - Broken segments stay where they are: they are the old unit's.
 """
 
@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from gristmill.journal import BrokenSegment, read_segment
+from gristmill.journal.lines import ForeignSegment, read_lines
 
 
 def adopt(folder: Path, others: Sequence[Path], wanted: Collection[str], log: Callable[[str], None]) -> int:
@@ -50,6 +50,6 @@ def _bring(path: Path, folder: Path, wanted: Collection[str]) -> bool:
 
 def _answers(path: Path, wanted: Collection[str]) -> bool:
     try:
-        return any(True for _ in read_segment(path, wanted))
-    except (BrokenSegment, OSError):
+        return any(line.kind == "completion" and line.key in wanted for line in read_lines(path))
+    except (ForeignSegment, OSError):
         return False

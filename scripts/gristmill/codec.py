@@ -56,5 +56,12 @@ def failure_to_json(failure: Failure) -> JsonDict:
     return _columns(failure, _FAILURE_COLUMNS)
 
 
+def unanswered_to_json(failure: Failure) -> JsonDict:
+    """The columns of an answer for a row that failed and that the run may go on without: no text, the reason."""
+    nothing = {"text": None, "finish_reason": failure.reason, "prompt_tokens": 0, "completion_tokens": 0}
+    named = {"id": failure.id, "sample": failure.sample, "variant": failure.variant}
+    return named | nothing | {"seconds": 0.0, "prompt_cut_tokens": 0}
+
+
 def _columns(value: Completion | Failure | Sampling, names: tuple[str, ...]) -> JsonDict:
     return {name: getattr(value, name) for name in names}

@@ -10,13 +10,23 @@ class UserError(Exception):
     """A mistake in the input or the set-up. The message is one line: the value, the limit and the next step."""
 
 
-def run_main(main: Callable[[], None]) -> None:
-    """Run a script's `main`; a UserError becomes one line on stderr and exit status 2, with no traceback."""
+def run_main(main: Callable[[], object]) -> None:
+    """Run a script's `main`; a UserError becomes one line on stderr and exit status 2, with no traceback.
+
+    So does a file that is not there or cannot be used: that is the machine's state, not a bug.
+    """
     try:
         main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        message = str(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        message = f"{error.filename}: {error.strerror}; put it right and run again (what is finished is kept)"
+    else:
+        return
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def some(names: list[str], limit: int = 5) -> str:

@@ -10,13 +10,36 @@ r"""Files that are never half there.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import glob
 import json
 import math
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from gristmill import fence
+from gristmill.errors import UserError
+
+#: What a disk can say no with, and what to do then.
+_DISK_ERRORS = {
+    errno.ENOSPC: "make room on that disk and run again; what is finished is kept",
+    errno.EDQUOT: "make room within your quota and run again; what is finished is kept",
+    errno.EROFS: "the disk is mounted read-only; use another folder, or mount it for writing",
+    errno.EACCES: "make its folder writable and run again",
+    errno.EPERM: "make its folder writable and run again",
+    errno.EIO: "the disk fails; look at dmesg",
+    errno.ENOTDIR: "a file stands where a folder must be; move it away",
+}
+
+
+#: A temporary younger than this may not be locked by its writer yet.
+NEW_S = 2.0
 
 
 def dumps(value: Any) -> bytes:
@@ -43,22 +66,97 @@ def canonical(value: Any) -> bytes:
 
 @contextlib.contextmanager
 def atomic_writer(path: Path | str) -> Iterator[IO[bytes]]:
-    """Open a temporary file that becomes `path` when the block ends well, and vanishes when it raises."""
+    """Open a temporary file that becomes `path` when the block ends well, and vanishes when it raises.
+
+    Raises:
+        UserError: the disk does not take it (full, read-only, over quota), or the results belong to another run by now.
+    """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    try:
+    with _temporary(target, lambda: _make_file(target)) as temporary:
+        fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
         with os.fdopen(fd, "wb") as handle:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it is in use: see _sweep
             yield handle
             handle.flush()
-            os.fsync(handle.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
+            os.fsync(fd)
+            os.fchmod(fd, 0o666 & ~_umask())
+            with fence.passed(target):
+                os.replace(temporary, target)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path | str) -> Iterator[Path]:
+    """A temporary folder that becomes `path`, in place of an earlier one, when the block ends well.
+
+    Raises:
+        UserError: as atomic_writer.
+    """
+    target = Path(path)
+    with _temporary(target, lambda: Path(tempfile.mkdtemp(**_beside(target)))) as temporary, _held(temporary):
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        with fence.passed(target):
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(temporary, target)
+
+
+@contextlib.contextmanager
+def _temporary(target: Path, make: Callable[[], Path]) -> Iterator[Path]:
+    """A temporary beside the target, gone when the block raises; what killed writers left there is removed."""
+    temporary: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
+        temporary = make()
+        yield temporary
         _fsync_folder(target.parent)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    except BaseException as error:
+        if temporary is not None:
+            _remove(temporary)
+        if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            raise UserError(f"{target} cannot be written: {error.strerror}; {_DISK_ERRORS[error.errno]}") from error
         raise
+
+
+def _make_file(target: Path) -> Path:
+    fd, name = tempfile.mkstemp(**_beside(target))
+    os.close(fd)
+    return Path(name)
+
+
+def _beside(target: Path) -> dict[str, Any]:
+    return {"dir": target.parent, "prefix": f".{target.name}.", "suffix": ".tmp"}
+
+
+@contextlib.contextmanager
+def _held(temporary: Path) -> Iterator[None]:
+    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _sweep(target: Path) -> None:
+    """Remove the temporaries of writers of this target that are gone: nobody holds a lock on them."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        with contextlib.suppress(OSError):  # held, or swept by another
+            if time.time() - left.stat().st_mtime < NEW_S:
+                continue
+            fd = os.open(left, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(left)
+            finally:
+                os.close(fd)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:
@@ -93,10 +191,23 @@ def read_json(path: Path | str) -> Any:
 
 
 def read_jsonl(path: Path | str) -> Iterator[Any]:
-    """Read JSON lines that this project wrote, one value a line, in constant memory."""
+    """Read JSON lines that this project wrote, one value a line, in constant memory.
+
+    Raises:
+        UserError: a line is torn or no JSON: the file is not as it was written.
+    """
     with open(path, "rb") as handle:
-        for line in handle:
-            yield loads(line)
+        for number, line in enumerate(handle, start=1):
+            try:
+                value = loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path} line {number} is no JSON ({error}); {_NOT_AS_WRITTEN}") from error
+            if not line.endswith(b"\n"):
+                raise UserError(f"{path} line {number} has no end; {_NOT_AS_WRITTEN}")
+            yield value
+
+
+_NOT_AS_WRITTEN = "the file was cut or edited; remove it and run again, and it is made anew"
 
 
 def _refuse_constant(name: str) -> Any:

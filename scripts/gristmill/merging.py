@@ -13,14 +13,14 @@ from typing import Any
 
 from gristmill.errors import UserError, some
 from gristmill.files import read_jsonl
-from gristmill.types import JsonDict, RequestId
+from gristmill.types import FAILURE_REASONS, JsonDict, RequestId
 
 
 def merged(requests: Iterable[JsonDict], parts: Sequence[Path]) -> Iterator[JsonDict]:
     """The generations in the requests' order: each request's columns and its answer's.
 
     Raises:
-        UserError: a request without an answer, an answer twice, or an answer to no request; the message names them.
+        UnusableParts: a request without an answer, an answer twice, or an answer to no request; the message names them.
     """
     waiting: dict[RequestId, _Head] = {}
     for path in parts:
@@ -29,16 +29,48 @@ def merged(requests: Iterable[JsonDict], parts: Sequence[Path]) -> Iterator[Json
         rid = _rid(request)
         head = waiting.pop(rid, None)
         if head is None:
-            raise UserError(_diagnose(rid, waiting.values(), parts))
+            raise UnusableParts(_diagnose(rid, waiting.values(), parts))
         yield _request_columns(request) | head.answer
         head.advance()
         _await(head, waiting)
     if waiting:
         left = [f"{head.rid} in {head.path}" for head in waiting.values()]
-        raise UserError(f"answers to no request, or twice: {some(left)}; {_REMEDY}")
+        raise UnusableParts(f"answers to no request, or twice: {some(left)}; {_REMEDY}")
 
 
-_REMEDY = "remove the parts folder and run again (the journal keeps the answers)"
+def within_limit(generations: Iterable[JsonDict], max_failed_ratio: float) -> Iterator[JsonDict]:
+    """Pass the generations on; at their end stop when more rows have failed than the run may go on without.
+
+    Raises:
+        UnusableParts: names the failed rows.
+    """
+    count, failed = 0, 0
+    names: list[str] = []
+    for line in generations:
+        count += 1
+        if line["finish_reason"] in FAILURE_REASONS:
+            failed += 1
+            names += [f"{_rid(line)} ({line['finish_reason']})"] if failed <= _NAMED else []
+        yield line
+    if failed > allowed(max_failed_ratio, count):
+        raise UnusableParts(
+            f"{failed} of {count} rows failed, over max_failed_ratio {max_failed_ratio:g}: "
+            f"{', '.join(names)}{' …' if failed > _NAMED else ''}; run again to ask only these, or raise it"
+        )
+
+
+def allowed(max_failed_ratio: float, requests: int) -> int:
+    """How many of so many requests may fail; a ratio of 0.29 means 29 of 100, which floats make 28.999…"""
+    return int(max_failed_ratio * requests + 1e-9)
+
+
+class UnusableParts(UserError):
+    """The parts do not make a result. They hold nothing that the journal does not: without them the next run makes new
+    ones from it, and asks again what failed."""
+
+
+_NAMED = 5
+_REMEDY = "the parts are removed; run again (the journal keeps the answers)"
 _END: Any = object()
 _ANSWER_COLUMNS = (
     "text",
@@ -66,8 +98,8 @@ class _Head:
             line = next(self._lines, _END)
             self.rid = None if line is _END else _rid(line)
             self.answer = {} if line is _END else {name: line[name] for name in _ANSWER_COLUMNS}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}") from error
+        except (UserError, OSError, KeyError, TypeError) as error:
+            raise UnusableParts(f"{self.path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}") from error
 
 
 def _await(head: _Head, waiting: dict[RequestId, _Head]) -> None:
@@ -75,7 +107,7 @@ def _await(head: _Head, waiting: dict[RequestId, _Head]) -> None:
     if head.rid is None:
         return
     if head.rid in waiting:
-        raise UserError(f"{head.rid} is answered twice, in {waiting[head.rid].path} and {head.path}; {_REMEDY}")
+        raise UnusableParts(f"{head.rid} is answered twice, in {waiting[head.rid].path} and {head.path}; {_REMEDY}")
     waiting[head.rid] = head
 
 

@@ -6,6 +6,7 @@ a batch that takes long shows as a job that lives, and a log read the next morni
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -18,8 +19,9 @@ EVERY_S, QUIET_S = 5.0, 60.0
 
 
 def log(message: str) -> None:
-    """One timestamped line on stderr."""
-    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
+    """One timestamped line on stderr; a log on a full disk is no reason to stop."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
 from gristmill.engines.overflow import overflows, refuse_overflow
 from gristmill.errors import UserError
-from gristmill.files import dumps, read_jsonl
+from gristmill.files import atomic_folder, dumps, read_jsonl
 from gristmill.memory.estimate import Load
 from gristmill.memory.shapes import read_shape
 from gristmill.planning.memory import check_worker
@@ -57,10 +56,7 @@ def split(
     busy = [worker_of(workers, shard) for shard in range(1, shards + 1)] if workers else []
     _refuse_unfit(requests, lengths, spec, weights, busy)
     assignment = assign(lengths, shards, [worker.speed for worker in busy] or None)
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    with contextlib.ExitStack() as stack:
+    with atomic_folder(folder) as temporary, contextlib.ExitStack() as stack:
         names = [temporary / f"{shard}-of-{shards}.jsonl" for shard in range(1, shards + 1)]
         handles = [stack.enter_context(open(name, "wb")) for name in names]
         for line, tokens, shard in zip(read_jsonl(requests), lengths, assignment, strict=True):
@@ -70,8 +66,6 @@ def split(
         for handle in handles:
             handle.flush()
             os.fsync(handle.fileno())
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
     counts = Counter(assignment)
     return [counts[shard] for shard in range(shards)]
 

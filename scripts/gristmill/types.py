@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, get_args
 
 JsonDict = dict[str, Any]
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "skipped"]
-FailureReason = Literal["out_of_memory", "non_finite_logits", "timeout", "engine_error"]
+FailureReason = Literal["out_of_memory", "non_finite_logits", "timeout"]
+#: In generations.jsonl they stand as finish_reason of a row that a run may go on without (max_failed_ratio).
+FAILURE_REASONS: tuple[FailureReason, ...] = get_args(FailureReason)
 
 
 class Message(TypedDict):
@@ -127,6 +129,10 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
         """Answer every request once, in any order, each outcome as soon as it is there."""
+        ...
+
+    def stop(self) -> None:
+        """Begin nothing new: `generate` gives what is in flight and ends. Called from a signal's handler."""
         ...
 
     def close(self) -> None:

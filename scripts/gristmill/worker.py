@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gristmill import journal, locks
+from gristmill import fence, journal, locks
 from gristmill.adoption import adopt
-from gristmill.codec import completion_to_json, request_from_json
+from gristmill.codec import completion_to_json, request_from_json, unanswered_to_json
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.engines import context_limit, open_engine
 from gristmill.engines.overflow import overflows
@@ -28,8 +29,10 @@ from gristmill.gpu import gpus, lease
 from gristmill.gpu.watch import Place, Watch
 from gristmill.keys import model_identity, request_key
 from gristmill.manifest import installed_versions
+from gristmill.merging import allowed
 from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
+from gristmill.stopping import Stop, interruptible
 from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
 from gristmill.weights import weights_folder
 
@@ -47,18 +50,16 @@ class Shard:
     worker: Worker
     #: Journals of runs and judges that the config no longer names.
     left_behind: tuple[Path, ...] = ()
+    #: Share of the unit's requests that may fail.
+    max_failed_ratio: float = 0.0
 
+    def may_fail(self, requests: int) -> int:
+        """How many of this shard's requests may fail before the whole unit has too many: about all that it may have.
 
-class Interrupted(BaseException):
-    """SIGTERM or SIGINT came; `signum` says which.
-
-    Like KeyboardInterrupt no Exception, so that no library takes it for a failure of its own and goes on.
-    """
-
-    def __init__(self, signum: int) -> None:
-        """Keep the signal for the exit status."""
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
+        What holds for the unit is decided by the merge, which counts all shards.
+        """
+        shards = int(self.name.rpartition("-")[2])
+        return allowed(self.max_failed_ratio, requests * shards)
 
 
 def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusConfig, threads: int) -> None:
@@ -66,19 +67,21 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
 
     Raises:
         UserError: rows failed, or no group of GPUs was to be had.
-        Interrupted: a signal came; what was done is in the journal.
+        stopping.Interrupted: a signal came; what was done is in the journal.
     """
     requests = keyed_requests(shard.requests, model, weights, bool(_usable(shard, config)))
-    with interruptible(), locks.held(_lock_path(shard), f"{shard.unit} {shard.name}", config.wait_minutes * 60, log):
-        _wait_for_orphans(shard, config.wait_minutes * 60)
+    purpose, wait_s = f"{shard.unit} {shard.name}", config.wait_minutes * 60
+    with interruptible() as stop, _leaving_with_the_run(), locks.held(_lock_path(shard), purpose, wait_s, log):
+        _wait_for_orphans(shard, wait_s)
         known = journal.read_known(shard.journal, set(requests), log)
         if adopt(shard.journal, shard.left_behind, set(requests) - set(known), log):
             known = journal.read_known(shard.journal, set(requests), log)
         left = len(requests) - len(known)
         log(f"{shard.unit} {shard.name}: {len(requests)} requests, {len(known)} in the journal, {left} to answer")
-        if left and (failures := _answer(shard, requests, known, model, weights, config, threads)):
+        failures = _answer(shard, requests, known, model, weights, config, threads, stop) if left else []
+        if failures and (len(failures) > shard.may_fail(len(requests)) or len(failures) == len(requests)):
             raise UserError(_failure_message(shard, failures))
-    write_jsonl(shard.part, ({"key": key, **completion_to_json(known[key])} for key in requests))
+        write_jsonl(shard.part, _part(requests, known, failures))
 
 
 def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict, on_gpu: bool = False) -> dict[str, Request]:
@@ -94,18 +97,29 @@ def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict, on_gpu: bo
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into Interrupted, so that the journal is closed and the lease given back."""
+def _leaving_with_the_run() -> Iterator[None]:
+    """Stop, as at a scheduler's warning, when the Snakemake of this job is gone and another one owns the results."""
+    ended = threading.Event()
 
-    def stop(signum: int, _frame: object) -> None:
-        raise Interrupted(signum)
+    def leave() -> None:
+        log("the Snakemake that started this job is gone, and another one owns the results; leaving")
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    threading.Thread(target=fence.watch, args=(ended.wait, leave), daemon=True, name="fence").start()
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        ended.set()
+
+
+def _part(
+    requests: Mapping[str, Request], known: Mapping[str, Completion], failures: Sequence[Failure]
+) -> Iterator[JsonDict]:
+    """The lines of the part; a row that failed, and that the run may go on without, has no text and its reason."""
+    failed = {failure.rid: failure for failure in failures}
+    for key, request in requests.items():
+        answer = completion_to_json(known[key]) if key in known else unanswered_to_json(failed[request.rid])
+        yield {"key": key, **answer}
 
 
 def _wait_for_orphans(shard: Shard, wait_s: float) -> None:
@@ -125,6 +139,7 @@ def _answer(
     weights: JsonDict,
     config: GpusConfig,
     threads: int,
+    stop: Stop,
 ) -> list[Failure]:
     """Ask the model for what is missing; completions go to the journal and into `known`."""
     place = Place(shard.unit, shard.name, shard.gpu_samples)
@@ -141,7 +156,10 @@ def _answer(
         log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
         log(f"layers: {getattr(engine, 'device_map', None) or 'none'}")
         try:
-            return _journal_outcomes(shard, engine, why, devices, load_s, missing, known, watch)
+            with stop.finishing(engine.stop):
+                failures = _journal_outcomes(shard, engine, why, devices, load_s, missing, known, watch, stop)
+            stop.check()
+            return failures
         finally:
             engine.close()
 
@@ -155,6 +173,7 @@ def _journal_outcomes(
     missing: dict[str, Request],
     known: dict[str, Completion],
     watch: Watch,
+    stop: Stop,
 ) -> list[Failure]:
     waiting = {request.rid: key for key, request in missing.items()}
     failures: list[Failure] = []
@@ -172,6 +191,7 @@ def _journal_outcomes(
             else:
                 failures.append(outcome)
         segment.summarize(_summary(progress, load_s))
+    stop.check()
     if waiting:
         names = some([str(rid) for rid in waiting])
         raise RuntimeError(f"engine {engine.name} answered {progress.done} of {len(missing)} requests, not {names}")
@@ -239,7 +259,8 @@ def _summary(progress: Progress, load_s: float) -> dict[str, Any]:
 
 def _failure_message(shard: Shard, failures: list[Failure]) -> str:
     names = some([f"{failure.rid} ({failure.reason})" for failure in failures])
-    return f"{shard.unit} {shard.name}: {len(failures)} rows failed: {names}; run again to retry only these"
+    limit = f" (max_failed_ratio {shard.max_failed_ratio:g})" if shard.max_failed_ratio else ""
+    return f"{shard.unit} {shard.name}: {len(failures)} rows failed{limit}: {names}; run again to retry only these"
 
 
 def _lock_path(shard: Shard) -> Path:

@@ -93,6 +93,9 @@ class ModelConfig(Section):
     on_overflow: Literal["error", "truncate_left", "truncate_middle", "skip"] = Field(
         "error", description="What to do with a prompt that leaves no room for max_new_tokens."
     )
+    timeout_seconds: float | None = Field(
+        None, gt=0, description="A batch that takes longer is ended; its rows without an end fail. null: no limit."
+    )
     max_batch_rows: int | None = Field(None, ge=1, description="Most rows in a batch; null: from the memory left.")
     chat_template: str | None = Field(None, description="A Jinja2 file used instead of the tokenizer's template.")
 
@@ -166,6 +169,9 @@ class RunConfig(Section):
     sampling: SamplingConfig = SamplingConfig.model_validate({})
     metrics: list[MetricName] = Field([], description="Grades against `reference`; the first is the headline.")
     slices: list[str] = Field([], description="Columns whose values get a score of their own.")
+    max_failed_ratio: float = Field(
+        0.0, ge=0, le=1, description="Share of rows that may fail (out of memory, timeout …) before the run stops."
+    )
     formats: list[Literal["csv", "parquet"]] = Field([], description="Copies of generations.jsonl to write beside it.")
 
 
@@ -192,6 +198,9 @@ class JudgeConfig(Section):
     pairs: list[tuple[str, str]] = Field([], description="pairwise: the pairs of runs to compare.")
     labels: dict[Text, Meaning] = Field(
         {}, description="What each label the judge may write means. Default: A, B (and C for a tie in a pair)."
+    )
+    max_failed_ratio: float = Field(
+        0.0, ge=0, le=1, description="Share of rows that may fail (out of memory, timeout …) before the run stops."
     )
     both_orders: bool = Field(True, description="pairwise: ask twice, with the answers swapped.")
     sampling: SamplingConfig = SamplingConfig.model_validate({"max_new_tokens": 16})

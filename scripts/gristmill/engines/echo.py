@@ -30,6 +30,7 @@ class EchoEngine:
         self._delay_s = float(os.environ.get("GRISTMILL_ECHO_SECONDS", "0"))
         self._context_tokens = context_tokens
         self._on_overflow = on_overflow
+        self._stopped = False
 
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
         """Words in each request's messages."""
@@ -38,9 +39,15 @@ class EchoEngine:
     def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
         """Echo the requests in order."""
         for request, prompt_tokens in zip(requests, self.prompt_tokens(requests), strict=True):
+            if self._stopped:
+                return
             start = time.perf_counter()
             time.sleep(self._delay_s)
             yield self._answer(request, prompt_tokens, start)
+
+    def stop(self) -> None:
+        """The row in flight is the last."""
+        self._stopped = True
 
     def close(self) -> None:
         """Nothing to free."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
+from gristmill.engines.deadline import Deadline
 from gristmill.engines.finite_rows import FiniteRows
 from gristmill.engines.loading import idle_gpus, load_model, placement
 from gristmill.engines.overflow import overflows, shorten
@@ -56,6 +57,9 @@ class StaticEngine:
         self._context_tokens = context_tokens
         self._on_gpu = on_gpu
         self._log = log
+        self._stopped = False
+        #: Rows × tokens of a batch after one that ran out of memory; None: none has.
+        self._most_tokens: int | None = None
         self._chat = ChatEncoder(folder, model)
         self._stop_ids = self._chat.stop_ids()
         self._model = load_model(folder, model, on_gpu)
@@ -81,6 +85,10 @@ class StaticEngine:
         for same in _by_sampling(items):
             yield from self._generate_alike(sorted(same, key=lambda item: -item.tokens))
 
+    def stop(self) -> None:
+        """The batch in flight is the last."""
+        self._stopped = True
+
     def close(self) -> None:
         """Free the model's memory, also for the driver: whoever leases the devices next looks there."""
         del self._model
@@ -104,29 +112,35 @@ class StaticEngine:
         import torch
 
         position = 0
-        while position < len(items):
+        while position < len(items) and not self._stopped:
             batch = items[position : position + self._rows_that_fit(items[position].tokens)]
             try:
                 outcomes: list[Outcome] = list(self._run(batch))
             except torch.OutOfMemoryError:
                 self._release_memory()
                 if len(batch) > 1:
-                    self._max_rows = len(batch) // 2
-                    self._log(f"out of memory with {len(batch)} rows of {batch[0].tokens} tokens; going on with fewer")
+                    self._most_tokens = len(batch) // 2 * batch[0].tokens
+                    self._log(
+                        f"out of memory with {len(batch)} rows of {batch[0].tokens} tokens; going on with at most "
+                        f"{self._most_tokens} tokens in a batch"
+                    )
                     continue
                 outcomes = [_out_of_memory(batch[0])]
             yield from outcomes
             position += len(batch)
 
     def _rows_that_fit(self, tokens: int) -> int:
-        """How many rows of `tokens` tokens fit into the cache's share of the free memory."""
-        if not self._on_gpu:
-            return self._max_rows
+        """How many rows of `tokens` tokens fit: no more than what ran out of memory, and the cache's share of it."""
+        most = self._max_rows if self._most_tokens is None else min(self._max_rows, self._most_tokens // tokens)
+        return max(1, min(most, self._rows_with_room(tokens)) if self._on_gpu else most)
+
+    def _rows_with_room(self, tokens: int) -> int:
+        """How many rows' keys and values fit into the cache's share of the free memory."""
         import torch
 
         free = min(_free_bytes(device) for device in range(torch.cuda.device_count()))
         budget_tokens = CACHE_SHARE * free / max(1, self._cache_bytes_per_token() / torch.cuda.device_count())
-        return max(1, min(self._max_rows, int(budget_tokens / tokens)))
+        return int(budget_tokens / tokens)
 
     def _cache_bytes_per_token(self) -> int:
         """Bytes of keys and values of one token over all layers: 2 × layers × kv heads × head size × bytes."""
@@ -150,6 +164,8 @@ class StaticEngine:
         mask = torch.tensor([[0] * (width - len(item.ids)) + [1] * len(item.ids) for item in batch], device=device)
         finite = FiniteRows(width)
         settings = self._settings(sampling, [item.request for item in batch], finite)
+        deadline = Deadline(self._config.timeout_seconds)
+        settings["stopping_criteria"] = [deadline]
         with torch.inference_mode():
             output = self._model.generate(input_ids, attention_mask=mask, **settings)  # (B, T + N)
         seconds = time.perf_counter() - start
@@ -157,8 +173,13 @@ class StaticEngine:
             end = next((place for place, token in enumerate(row) if token in self._stop_ids), None)
             if broken is not None and (end is None or broken <= end):
                 yield _not_finite(item, broken, self.dtype)
+                continue
+            completion = self._completion(item, row, end, seconds)
+            cut_short = completion.finish_reason == "length" and len(row) < sampling.max_new_tokens
+            if deadline.passed and cut_short:
+                yield _timed_out(item, len(row), self._config.timeout_seconds)
             else:
-                yield self._completion(item, row, end, seconds)
+                yield completion
 
     def _settings(self, sampling: Sampling, requests: Sequence[Request], finite: FiniteRows) -> dict[str, Any]:
         """Arguments of generate(); the model's own generation config must not add sampling of its own."""
@@ -236,6 +257,12 @@ def _out_of_memory(item: _Item) -> Failure:
     request = item.request
     detail = f"a batch of one row with {len(item.ids)} prompt tokens and {request.sampling.max_new_tokens} new ones"
     return Failure(request.id, request.sample, request.variant, "out_of_memory", detail)
+
+
+def _timed_out(item: _Item, tokens: int, limit_s: float | None) -> Failure:
+    request = item.request
+    detail = f"no end after {tokens} of {request.sampling.max_new_tokens} tokens in {limit_s:g} s (timeout_seconds)"
+    return Failure(request.id, request.sample, request.variant, "timeout", detail)
 
 
 def _not_finite(item: _Item, step: int, dtype: str) -> Failure:

@@ -1,0 +1,107 @@
+"""The lines of a segment: how a record is written, and how a line that was read proves that it is whole."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gristmill.codec import completion_from_json, completion_to_json, failure_to_json
+from gristmill.files import dumps, loads
+from gristmill.types import Completion, Outcome
+
+FORMAT = 2
+HEADER = b'{"gristmill_journal":%d}\n' % FORMAT
+
+Kind = Literal["worker", "summary", "completion", "failure", "damaged"]
+_MARKS: dict[bytes, Kind] = {b'","completion":': "completion", b'","failure":': "failure"}
+#: {"key":"<32 hex digits>","crc32":"<8 hex digits>","completion":…}
+_KEY, _CRC = slice(8, 40), slice(51, 59)
+_NOTES: dict[bytes, Kind] = {b'{"worker":': "worker", b'{"summary":': "summary"}
+
+
+class ForeignSegment(Exception):
+    """A file that is no segment of this format; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a segment behind its header."""
+
+    kind: Kind
+    #: Position in the file, from 1.
+    number: int
+    raw: bytes
+    #: Of a completion or failure; empty otherwise.
+    key: str = ""
+
+    def is_whole(self) -> bool:
+        """Whether a record's checksum is that of what stands there."""
+        return self.raw[_CRC] == _checksum(self.raw[_KEY], self.raw[_CRC.stop :])
+
+    def value(self) -> Any:
+        """The JSON behind the key, or of the worker or summary."""
+        found = loads(self.raw)
+        return found[self.kind]
+
+    def completion(self) -> Completion:
+        """The answer of a completion's line."""
+        return completion_from_json(self.value())
+
+
+def record(key: str, outcome: Outcome) -> bytes:
+    """The line of an outcome."""
+    if isinstance(outcome, Completion):
+        tail = b'","completion":' + dumps(completion_to_json(outcome)) + b"}\n"
+    else:
+        tail = b'","failure":' + dumps(failure_to_json(outcome)) + b"}\n"
+    return b'{"key":"' + key.encode() + b'","crc32":"' + _checksum(key.encode(), tail) + tail
+
+
+def note(kind: Literal["worker", "summary"], value: Any) -> bytes:
+    """The line that begins a section, or ends it."""
+    return dumps({kind: value}) + b"\n"
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a segment, a torn last one left out. A record's checksum is not looked at: see Line.is_whole.
+
+    Raises:
+        ForeignSegment: the header is missing or of another format.
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as handle:
+        header = handle.readline()
+        if not header.endswith(b"\n"):
+            return  # killed, or not yet done, while writing the header
+        if header != HEADER:
+            raise ForeignSegment(_why(header))
+        for number, raw in enumerate(handle, start=2):
+            if not raw.endswith(b"\n"):
+                return  # a torn tail: its row is asked again
+            yield _line(number, raw)
+
+
+def _line(number: int, raw: bytes) -> Line:
+    if raw.startswith(b'{"key":"'):
+        for mark, kind in _MARKS.items():
+            if raw.startswith(mark, _CRC.stop) and raw[_KEY.stop : _CRC.start] == b'","crc32":"':
+                return Line(kind, number, raw, raw[_KEY].decode("ascii", "replace"))
+    for mark, kind in _NOTES.items():
+        if raw.startswith(mark):
+            return Line(kind, number, raw)
+    return Line("damaged", number, raw)
+
+
+def _checksum(key: bytes, tail: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(tail, zlib.crc32(key))
+
+
+def _why(header: bytes) -> str:
+    try:
+        version = loads(header)["gristmill_journal"]
+    except (ValueError, KeyError, TypeError):
+        return "it has no journal header"
+    return f"its format is {version}, not {FORMAT}"

@@ -1,0 +1,103 @@
+"""Look after the journals: the records of every answer, from which runs resume.
+
+    python scripts/journal.py show                              what each journal holds, and which rows failed
+    python scripts/journal.py check                             read every record; exit status 1 when one is damaged
+    python scripts/journal.py prune                             how many answers no current request asks for
+    python scripts/journal.py prune --apply                     drop them
+    python scripts/journal.py show results/runs/direct/journal  one journal; default: all below results/
+
+Answers of earlier prompts, models and rows stay in the journal, so that going back costs nothing; prune drops them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gristmill.errors import UserError, run_main, some
+from gristmill.files import read_jsonl
+from gristmill.journal.reading import segments
+from gristmill.journal.upkeep import Contents, contents, prune, unused
+
+SHOWN_FAILURES = 20
+
+
+def main() -> None:
+    """Journals in, lines for people out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["show", "check", "prune"])
+    parser.add_argument("journals", nargs="*", type=Path, help="default: all below results/")
+    parser.add_argument("--apply", action="store_true", help="prune: do it")
+    args = parser.parse_args()
+    folders = args.journals or sorted(Path("results").glob("*/**/journal"))
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is no folder; name a journal such as results/runs/direct/journal")
+    if not folders:
+        raise UserError("there is no journal below results/; call it in the folder with the results, or name one")
+    if args.what == "prune":
+        _prune(folders, args.apply)
+    elif args.what == "show":
+        _show(folders)
+    else:
+        _check(folders)
+
+
+def _show(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        found = [contents(path) for path in segments(folder)]
+        answers, failures = sum(one.answers for one in found), [row for one in found for row in one.failures]
+        print(f"{folder}: {len(found)} segments, {answers} answers, {len(failures)} failures")
+        for one in found:
+            print(f"  {one.path.name}: {one.answers} answers, {_by(one)}{_damage(one)}")
+        for failure in failures[:SHOWN_FAILURES]:
+            print(f"  failed: {failure['id']}#{failure['sample']}: {failure['reason']}: {failure['detail']}")
+        if len(failures) > SHOWN_FAILURES:
+            print(f"  and {len(failures) - SHOWN_FAILURES} more failures")
+        for path in sorted(folder.glob("*.broken")):
+            print(f"  {path.name}: set aside, not used")
+
+
+def _check(folders: Sequence[Path]) -> None:
+    bad = 0
+    for folder in folders:
+        found = [contents(path) for path in segments(folder)]
+        for one in found:
+            if not one.is_sound:
+                bad += 1
+                print(f"{one.path}{_damage(one)}")
+        print(f"{folder}: {sum(one.answers for one in found)} answers in {len(found)} segments")
+    if bad:
+        raise UserError(f"{bad} segments hold what cannot be believed; a run asks these rows again and names them")
+
+
+def _prune(folders: Sequence[Path], apply: bool) -> None:
+    for folder in folders:
+        generations = folder.parent / "generations.jsonl"
+        if not generations.is_file():
+            print(f"{folder}: left as it is, for {generations} is not there to say what is used")
+            continue
+        used = {line["key"] for line in read_jsonl(generations)}
+        print(f"{folder}: {unused(folder, used)} answers that {generations.name} does not use")
+        if apply:
+            prune(folder, used, lambda text: print(f"  {text}"))
+    if not apply:
+        print("nothing was changed; prune --apply drops them")
+
+
+def _by(one: Contents) -> str:
+    hosts = sorted({str(worker.get("host", "?")) for worker in one.workers})
+    engines = sorted({str(worker.get("engine", "?")) for worker in one.workers})
+    doubles = f", {one.doubles} answered twice" if one.doubles else ""
+    return f"{len(one.workers)} jobs on {some(hosts)} with {some(engines)}{doubles}"
+
+
+def _damage(one: Contents) -> str:
+    if one.foreign is not None:
+        return f", not used: {one.foreign}"
+    return f", damaged in line {some([str(number) for number in one.damaged])}" if one.damaged else ""
+
+
+if __name__ == "__main__":
+    run_main(main)
