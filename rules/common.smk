@@ -116,7 +116,7 @@ if workflow.is_main_process:
 # Without a limit Snakemake ignores the tokens and starts everything at once.
 if PLAN.cluster:
     os.environ[TOKENS] = str(PLAN.tokens)
-    workflow.register_envvars(TOKENS, fence.RUN)
+    workflow.register_envvars(TOKENS, *([fence.RUN] if workflow.is_main_process else []))
 else:
     workflow.register_resource("gpu", Resource("gpu", PLAN.tokens))
 
@@ -290,14 +290,15 @@ if os.path.isdir("results/runs") and not any(Path(".snakemake").glob("metadata*/
 
 
 def begin():
-    """Take results/ for this run, or end with one line that names who has it; then say the plan."""
+    """Take results/ for this run, or end with one line that names who has it; then say the plan, which alone takes none."""
     if not workflow.is_main_process:
         return
-    try:
-        fence.claim(os.environ[fence.RUN])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    if {job.rule.name for job in workflow.dag.jobs} != {"plan"}:
+        try:
+            fence.claim(os.environ[fence.RUN])
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
     text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
     write_bytes("results/plan.txt", text.encode())
     print(text, end="", file=sys.stderr)

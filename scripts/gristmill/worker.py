@@ -33,7 +33,7 @@ from gristmill.merging import allowed
 from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
 from gristmill.stopping import Stop, interruptible
-from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
+from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request, RequestId
 from gristmill.weights import weights_folder
 
 
@@ -69,7 +69,8 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
         UserError: rows failed, or no group of GPUs was to be had.
         stopping.Interrupted: a signal came; what was done is in the journal.
     """
-    requests = keyed_requests(shard.requests, model, weights, bool(_usable(shard, config)))
+    job = _Job(shard, model, weights, config, threads, tuple(_usable(shard, model, config)))
+    requests = keyed_requests(shard.requests, model, weights, bool(job.there))
     purpose, wait_s = f"{shard.unit} {shard.name}", config.wait_minutes * 60
     with interruptible() as stop, _leaving_with_the_run(), locks.held(_lock_path(shard), purpose, wait_s, log):
         _wait_for_orphans(shard, wait_s)
@@ -78,7 +79,7 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
             known = journal.read_known(shard.journal, set(requests), log)
         left = len(requests) - len(known)
         log(f"{shard.unit} {shard.name}: {len(requests)} requests, {len(known)} in the journal, {left} to answer")
-        failures = _answer(shard, requests, known, model, weights, config, threads, stop) if left else []
+        failures = _answer(job, requests, known, stop) if left else []
         if failures and (len(failures) > shard.may_fail(len(requests)) or len(failures) == len(requests)):
             raise UserError(_failure_message(shard, failures))
         write_jsonl(shard.part, _part(requests, known, failures))
@@ -131,92 +132,97 @@ def _wait_for_orphans(shard: Shard, wait_s: float) -> None:
                 pass
 
 
-def _answer(
-    shard: Shard,
-    requests: dict[str, Request],
-    known: dict[str, Completion],
-    model: ModelConfig,
-    weights: JsonDict,
-    config: GpusConfig,
-    threads: int,
-    stop: Stop,
-) -> list[Failure]:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What stands before anything is asked."""
+
+    shard: Shard
+    model: ModelConfig
+    weights: JsonDict
+    config: GpusConfig
+    threads: int
+    #: The GPUs of this host that the worker may take. Whether there are any enters the keys (dtype: auto), so they are
+    #: looked for once.
+    there: tuple[Gpu, ...]
+
+
+def _answer(job: _Job, requests: dict[str, Request], known: dict[str, Completion], stop: Stop) -> list[Failure]:
     """Ask the model for what is missing; completions go to the journal and into `known`."""
+    shard = job.shard
     place = Place(shard.unit, shard.name, shard.gpu_samples)
-    with _devices(shard, model, config) as devices, Watch(devices, place, config, log) as watch:
+    with _devices(job) as devices, Watch(devices, place, job.config, log) as watch:
         # The lease may have been waited for, and others may have answered meanwhile.
         known.update(journal.read_known(shard.journal, set(requests) - set(known), log) if devices else {})
         missing = {key: request for key, request in requests.items() if key not in known}
         if not missing:
             return []
         start = time.monotonic()
-        engine, why = _open(model, weights, bool(devices), threads)
+        engine, why = _open(job, bool(devices))
         load_s = time.monotonic() - start
         watch.loaded()
         log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
         log(f"layers: {getattr(engine, 'device_map', None) or 'none'}")
+        segment = journal.Segment(shard.journal, _worker_info(shard, engine, why, devices))
+        progress = Progress(total=len(missing))
         try:
-            with stop.finishing(engine.stop):
-                failures = _journal_outcomes(shard, engine, why, devices, load_s, missing, known, watch, stop)
-            stop.check()
-            return failures
+            with segment, progress, stop.finishing(engine.stop):
+                failures = _journal_outcomes(engine, segment, missing, known, watch, progress)
+                segment.summarize(_summary(progress, load_s))
         finally:
             engine.close()
+    stop.check()
+    if left := set(requests) - set(known) - {key for key, request in missing.items() if request.rid in failures}:
+        names = some([str(requests[key].rid) for key in requests if key in left])
+        raise RuntimeError(f"engine {engine.name} answered {progress.done} of {len(missing)} requests, not {names}")
+    return list(failures.values())
 
 
 def _journal_outcomes(
-    shard: Shard,
     engine: Engine,
-    why: str,
-    devices: list[Gpu],
-    load_s: float,
+    segment: journal.Segment,
     missing: dict[str, Request],
     known: dict[str, Completion],
     watch: Watch,
-    stop: Stop,
-) -> list[Failure]:
+    progress: Progress,
+) -> dict[RequestId, Failure]:
+    """Write each outcome to the journal before anything else is done with it; gives the failures."""
     waiting = {request.rid: key for key, request in missing.items()}
-    failures: list[Failure] = []
-    progress = Progress(total=len(missing))
-    with journal.Segment(shard.journal, _worker_info(shard, engine, why, devices)) as segment, progress:
-        for outcome in engine.generate(list(missing.values())):
-            key = waiting.pop(outcome.rid, None)
-            if key is None:
-                raise RuntimeError(f"engine {engine.name} answered {outcome.rid}, which does not wait for an answer")
-            segment.append(key, outcome)
-            watch.add(outcome)
-            progress.add(outcome)
-            if isinstance(outcome, Completion):
-                known[key] = outcome
-            else:
-                failures.append(outcome)
-        segment.summarize(_summary(progress, load_s))
-    stop.check()
-    if waiting:
-        names = some([str(rid) for rid in waiting])
-        raise RuntimeError(f"engine {engine.name} answered {progress.done} of {len(missing)} requests, not {names}")
+    failures: dict[RequestId, Failure] = {}
+    for outcome in engine.generate(list(missing.values())):
+        key = waiting.pop(outcome.rid, None)
+        if key is None:
+            raise RuntimeError(f"engine {engine.name} answered {outcome.rid}, which does not wait for an answer")
+        segment.append(key, outcome)
+        watch.add(outcome)
+        progress.add(outcome)
+        if isinstance(outcome, Completion):
+            known[key] = outcome
+        else:
+            failures[outcome.rid] = outcome
     return failures
 
 
 @contextlib.contextmanager
-def _devices(shard: Shard, model: ModelConfig, config: GpusConfig) -> Iterator[list[Gpu]]:
+def _devices(job: _Job) -> Iterator[list[Gpu]]:
     """A lease on the model's group, also for the echo engine, which stands in for a real one; nothing without a GPU."""
-    wanted, there = _wanted(shard, config), _usable(shard, config)
-    if not there and model.engine != "echo" and wanted != "auto":
-        raise UserError(f"gpus.devices is {wanted}, but no such GPU may be used on this host; set it to auto")
-    if not there:
+    if not job.there:
         yield []
         return
+    shard, config = job.shard, job.config
     rule = "judge_generate" if shard.unit.startswith("judges/") else "generate"
-    want = (there, shard.worker.gpus, f"{rule} {shard.unit} {shard.name}", config.wait_minutes * 60)
-    with lease.leased(*want, log, gpus.links(there), _filled(config)) as devices:
+    want = (job.there, shard.worker.gpus, f"{rule} {shard.unit} {shard.name}", config.wait_minutes * 60)
+    with lease.leased(*want, log, gpus.links(job.there), _filled(config)) as devices:
         log(f"lease on {_device_names(devices)}")
         yield devices
 
 
-def _usable(shard: Shard, config: GpusConfig) -> list[Gpu]:
+def _usable(shard: Shard, model: ModelConfig, config: GpusConfig) -> list[Gpu]:
     """The GPUs of this host that the shard's worker may take."""
-    return gpus.usable(gpus.inventory(), os.environ, _wanted(shard, config))
+    wanted = _wanted(shard, config)
+    there = gpus.usable(gpus.inventory(), os.environ, wanted)
+    if not there and model.engine != "echo" and wanted != "auto":
+        raise UserError(f"gpus.devices is {wanted}, but no such GPU may be used on this host; set it to auto")
+    return there
 
 
 def _wanted(shard: Shard, config: GpusConfig) -> Literal["auto"] | list[int | str]:
@@ -228,13 +234,13 @@ def _filled(config: GpusConfig) -> lease.Foreign:
     return lambda there: lease.filled(there, config.busy_memory_mib)
 
 
-def _open(model: ModelConfig, weights: JsonDict, on_gpu: bool, threads: int) -> tuple[Engine, str]:
-    if model.engine != "echo":
-        weights_folder(weights)
+def _open(job: _Job, on_gpu: bool) -> tuple[Engine, str]:
+    if job.model.engine != "echo":
+        weights_folder(job.weights)
         import torch
 
-        torch.set_num_threads(threads)
-    return open_engine(model, weights, on_gpu, log)
+        torch.set_num_threads(job.threads)
+    return open_engine(job.model, job.weights, on_gpu, log)
 
 
 def _worker_info(shard: Shard, engine: Engine, why: str, devices: list[Gpu]) -> JsonDict:

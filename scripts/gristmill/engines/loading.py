@@ -27,8 +27,11 @@ def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    if on_gpu and not torch.cuda.is_available():
-        raise UserError(f"torch {torch.__version__} sees no GPU though this job holds one; make env DEVICE=gpu")
+    if on_gpu:
+        if not torch.cuda.is_available():
+            raise UserError(f"torch {torch.__version__} sees no GPU though this job holds one; make env DEVICE=gpu")
+        # cuDNN plans its attention anew for every shape, and every new token is one (benchmarks/README.md).
+        torch.backends.cuda.enable_cudnn_sdp(False)
     loaded = AutoModelForCausalLM.from_pretrained(
         str(folder),
         dtype=_dtype(model, on_gpu),
