@@ -1,8 +1,8 @@
 """What every step of a run costs from ten thousand to a million rows: seconds, CPU seconds and peak memory.
 
-    python benchmarks/scale.py                                             10,000 and 100,000 rows, 4 shards
-    python benchmarks/scale.py --rows 10000 100000 1000000 --shards 64     all of it: half an hour, 6 GB in the folder
-    python benchmarks/scale.py --folder /tmp/scale --out benchmarks/results/scale-4.json
+    python benchmarks/scale.py                                     10,000 and 100,000 rows, 4 shards: two minutes
+    python benchmarks/scale.py --rows 1000000 --shards 64          a quarter of an hour and 8 GB of disk
+    python benchmarks/scale.py --folder FOLDER --out FILE          work below FOLDER, write the numbers to FILE
 
 - The real thing: snakemake runs this checkout's Snakefile with the echo engine, one run and one pointwise judge, in a
   folder of its own. The rows have 300 to 900 characters, two metrics and a slice.
