@@ -19,15 +19,16 @@ from pathlib import Path
 
 from gristmill.config.specs import JudgeSpec, decode
 from gristmill.errors import run_main
-from gristmill.files import read_jsonl, write_jsonl
+from gristmill.files import write_jsonl
 from gristmill.judging.requests import judge_requests
+from gristmill.merging import proven
 
 
 def main() -> None:
     """Read the answers, write the requests."""
     args = _arguments()
     spec = decode(JudgeSpec, args.spec)
-    count = write_jsonl(args.out, judge_requests(spec, [read_jsonl(path) for path in args.generations]))
+    count = write_jsonl(args.out, judge_requests(spec, [proven(path) for path in args.generations]))
     print(f"{count} judge requests in {args.out}")
 
 

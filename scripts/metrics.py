@@ -15,8 +15,9 @@ from pathlib import Path
 
 from gristmill.config.specs import MetricsSpec, decode
 from gristmill.errors import run_main
-from gristmill.files import read_jsonl, write_json, write_jsonl
+from gristmill.files import write_json, write_jsonl
 from gristmill.gpu.usage import usage_of
+from gristmill.merging import proven
 from gristmill.metrics import RunTally
 
 
@@ -24,7 +25,7 @@ def main() -> None:
     """Read the answers, write grades and metrics."""
     args = _arguments()
     tally = RunTally(decode(MetricsSpec, args.spec))
-    write_jsonl(args.grades, tally.graded(read_jsonl(args.generations)))
+    write_jsonl(args.grades, tally.graded(proven(args.generations)))
     metrics = {**tally.metrics(), "gpu": usage_of(args.gpu_samples) if args.gpu_samples else None}
     write_json(args.metrics, metrics)
     print(f"{metrics['run']}: {metrics['metric'] or 'no metric'} {metrics['accuracy']} over {metrics['n']} answers")

@@ -23,6 +23,7 @@ from gristmill.files import read_jsonl, write_json, write_jsonl
 from gristmill.gpu.usage import usage_of
 from gristmill.judging.tallies import PairwiseTally, PointwiseTally
 from gristmill.judging.verdicts import judged
+from gristmill.merging import proven
 from gristmill.types import JsonDict
 
 
@@ -53,7 +54,7 @@ def _pairwise(spec: VerdictSpec, args: argparse.Namespace) -> JsonDict:
 
 
 def _inputs(args: argparse.Namespace) -> tuple[list[Iterator[JsonDict]], Iterator[JsonDict]]:
-    return [read_jsonl(path) for path in args.generations], read_jsonl(args.judge_generations)
+    return [proven(path) for path in args.generations], proven(args.judge_generations)
 
 
 def _trust(metrics: JsonDict) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gristmill import keys
+from gristmill.codec import request_to_json
 from gristmill.config.schema import ModelConfig
 from gristmill.files import write_jsonl
-from gristmill.keys import code_digest, model_identity, request_key, row_seed
+from gristmill.keys import RequestKeys, code_digest, digest, model_identity, request_key, row_seed
 from gristmill.types import Request, Sampling
 from gristmill.worker import keyed_requests
 
@@ -285,3 +286,13 @@ def test_a_code_digest_finds_a_module_inside_a_package(library: Callable[[str, s
 def test_a_code_digest_of_a_module_that_is_gone_is_an_error(library: Callable[[str, str], None]) -> None:
     with pytest.raises(FileNotFoundError, match="renamed"):
         code_digest("one", "renamed")
+
+
+@pytest.mark.parametrize("overflowed", [None, 512])
+def test_a_key_is_the_hash_of_model_overflow_and_request(overflowed: int | None) -> None:
+    identity = {"weights": "w", "chat_template": "{{ x }} \u00e9 \ud800"}
+    policy = None if overflowed is None else ["error", overflowed]
+    whole = {"request": request_to_json(REQUEST), "model": identity, "overflow": policy}
+    made = RequestKeys(identity, MODEL)
+    assert made.key(REQUEST, overflowed) == request_key(REQUEST, identity, MODEL, overflowed) == digest(whole)
+    assert made.key(REQUEST, overflowed) == digest(whole)  # a second key begins anew

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.files import write_jsonl
-from gristmill.merging import UnusableParts, merged, within_limit
+from gristmill.errors import UserError
+from gristmill.files import write_json, write_jsonl
+from gristmill.merging import UnusableParts, merged, proven, within_limit
 from gristmill.types import JsonDict
 
 NAMES = st.tuples(st.text(max_size=3), st.integers(0, 2), st.sampled_from(["", "first_second", "second_first"]))
@@ -198,3 +199,20 @@ def test_more_failed_rows_than_that_are_no_result_and_are_named(failed: int, rat
         UnusableParts, match=rf"{failed} of 100 rows failed, over max_failed_ratio {ratio:g}: r0#0 \(out"
     ):
         list(within_limit(failed_of(100, failed), ratio))
+
+
+# ---- what is read of a merged file later
+
+
+def test_a_merged_file_that_was_cut_or_added_to_is_not_read_as_a_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "generations.jsonl"
+    write_jsonl(path, [{"id": n} for n in range(3)])
+    assert len(list(proven(path))) == 3  # no manifest, no proof
+    write_json(tmp_path / "manifest.json", {"requests": 3})
+    assert len(list(proven(path))) == 3
+    for count in (2, 4):
+        write_jsonl(path, [{"id": n} for n in range(count)])
+        with pytest.raises(
+            UserError, match=rf"has {count} lines, and manifest.json says 3: the file was cut"
+        ):
+            list(proven(path))

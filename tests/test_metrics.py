@@ -206,7 +206,8 @@ def test_a_runs_metrics_have_every_key_that_is_documented() -> None:
         "no_reference": 2,
         "metric": "exact_match",
         "accuracy": 0.25,
-        "invalid": {"skipped": 2, "empty": 1},
+        "invalid": {"skipped": 2, "empty": 1, "out_of_memory": 0, "non_finite_logits": 0, "timeout": 0},
+        "failed_rows": [],
         "truncated": 1,
         "prompts_cut": 1,
         "prompt_tokens": 60,
@@ -399,3 +400,11 @@ def test_the_script_writes_grades_and_metrics(tmp_path: Path) -> None:
         {"exact_match": False},
     ]
     assert json.loads(metrics.read_text())["accuracy"] == 0.5
+
+
+def test_failed_rows_count_as_wrong_and_are_named_with_their_reasons() -> None:
+    lines = [answer("r0", "yes", "yes"), answer("r1", None, "yes", finish_reason="timeout")]
+    grades, found = tallied(lines)
+    assert [line["invalid"] for line in grades] == [None, "timeout"]
+    assert (found["accuracy"], found["invalid"]["timeout"]) == (0.5, 1)
+    assert found["failed_rows"] == [{"id": "r1", "sample": 0, "reason": "timeout"}]

@@ -50,6 +50,7 @@ def _bring(path: Path, folder: Path, wanted: Collection[str]) -> bool:
 
 def _answers(path: Path, wanted: Collection[str]) -> bool:
     try:
-        return any(line.kind == "completion" and line.key in wanted for line in read_lines(path))
+        keys = frozenset(key.encode() for key in wanted)
+        return any(line.kind == "completion" for line in read_lines(path, keys))
     except (ForeignSegment, OSError):
         return False

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from gristmill.errors import UserError
-from gristmill.files import atomic_writer, dumps, read_jsonl
+from gristmill.files import atomic_writer, dumps
+from gristmill.merging import proven
 from gristmill.types import JsonDict
 
 TEXT = ("id", "variant", "messages", "reference", "row", "text", "finish_reason", "key")
@@ -33,7 +34,7 @@ def export(generations: Path, out: Path) -> None:
     Raises:
         UserError: a text that cannot be written as UTF-8; the row is named.
     """
-    rows = (_flat(line) for line in read_jsonl(generations))
+    rows = (_flat(line) for line in proven(generations))
     with atomic_writer(out) as handle:
         if out.suffix == ".csv":
             _write_csv(rows, handle)

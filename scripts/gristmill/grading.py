@@ -97,7 +97,7 @@ def grade(line: JsonDict, metrics: Sequence[MetricName]) -> JsonDict:
 
     An answer that is missing or blank is wrong without being read, and `invalid` says why.
     """
-    invalid = invalid_reason(line["text"])
+    invalid = invalid_reason(line["text"], line["finish_reason"])
     try:
         grades = {name: GRADERS[name](line["text"] or "", line["reference"]) for name in metrics}
     except UserError as error:
@@ -113,10 +113,10 @@ def grade(line: JsonDict, metrics: Sequence[MetricName]) -> JsonDict:
     }
 
 
-def invalid_reason(text: str | None) -> str | None:
-    """`skipped` for an answer that does not exist, `empty` for a blank one."""
+def invalid_reason(text: str | None, finish_reason: str) -> str | None:
+    """`skipped` for a prompt that was, a failed row's reason, `empty` for a blank answer; None for one to be read."""
     if text is None:
-        return "skipped"
+        return finish_reason
     return None if text.strip() else "empty"
 
 

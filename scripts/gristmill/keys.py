@@ -68,17 +68,35 @@ def dtype_in_force(model: ModelConfig, weights: JsonDict, on_gpu: bool) -> str:
     return str(weights.get("dtype") or "auto") if on_gpu else "float32"
 
 
-def request_key(request: Request, identity: JsonDict, model: ModelConfig, overflowed: int | None) -> str:
-    """The key of one request for one model.
+class RequestKeys:
+    """The keys of one model's requests; what they share is hashed once."""
 
-    Args:
-        request: the request; its sampling settings and seed are part of the key.
-        identity: `model_identity` of the model that answers.
-        model: the model's config, for the overflow policy.
-        overflowed: the context that prompt and max_new_tokens exceed; None when they fit.
-    """
-    policy = None if overflowed is None else [model.on_overflow, overflowed]
-    return digest({"request": request_to_json(request), "model": identity, "overflow": policy})
+    def __init__(self, identity: JsonDict, model: ModelConfig) -> None:
+        """Begin.
+
+        Args:
+            identity: `model_identity` of the model that answers.
+            model: the model's config, for the overflow policy.
+        """
+        self._begun = hashlib.sha256(b'{"model":' + canonical(identity) + b',"overflow":')
+        self._policy = model.on_overflow
+
+    def key(self, request: Request, overflowed: int | None) -> str:
+        """The key of one request.
+
+        Args:
+            request: the request; its sampling settings and seed are part of the key.
+            overflowed: the context that prompt and max_new_tokens exceed; None when they fit.
+        """
+        policy = None if overflowed is None else [self._policy, overflowed]
+        total = self._begun.copy()
+        total.update(canonical(policy) + b',"request":' + canonical(request_to_json(request)) + b"}")
+        return total.hexdigest()[:32]
+
+
+def request_key(request: Request, identity: JsonDict, model: ModelConfig, overflowed: int | None) -> str:
+    """The key of one request for one model: `digest` of {model, overflow, request}."""
+    return RequestKeys(identity, model).key(request, overflowed)
 
 
 def row_seed(request: Request) -> int:

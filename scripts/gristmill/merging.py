@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import UserError, some
-from gristmill.files import read_jsonl
+from gristmill.files import read_json, read_jsonl
 from gristmill.types import FAILURE_REASONS, JsonDict, RequestId
 
 
@@ -62,6 +62,27 @@ def within_limit(generations: Iterable[JsonDict], max_failed_ratio: float) -> It
 def allowed(max_failed_ratio: float, requests: int) -> int:
     """How many of so many requests may fail; a ratio of 0.29 means 29 of 100, which floats make 28.999…"""
     return int(max_failed_ratio * requests + 1e-9)
+
+
+def proven(generations: Path) -> Iterator[JsonDict]:
+    """The lines of a generations.jsonl, and at their end the proof that they are as many as the merge wrote.
+
+    A file without a manifest beside it is taken as it is.
+
+    Raises:
+        UserError: lines are missing or were added.
+    """
+    count = 0
+    for line in read_jsonl(generations):
+        count += 1
+        yield line
+    manifest = generations.with_name("manifest.json")
+    wanted = read_json(manifest)["requests"] if manifest.exists() else count
+    if count != wanted:
+        raise UserError(
+            f"{generations} has {count} lines, and {manifest.name} says {wanted}: the file was cut or edited; "
+            "remove it and run again, and it is made anew from the journal"
+        )
 
 
 class UnusableParts(UserError):

@@ -23,10 +23,12 @@ from gristmill.config.specs import MetricsSpec
 from gristmill.errors import UserError, some
 from gristmill.grading import alternatives, grade
 from gristmill.intervals import RowScores
-from gristmill.types import JsonDict
+from gristmill.types import FAILURE_REASONS, JsonDict
 
 NULL_SLICE = "null"
 MAX_SLICES = 10_000
+#: Failed rows that metrics.json names; the count is of all.
+MAX_NAMED = 100
 
 
 class RunTally:
@@ -39,6 +41,7 @@ class RunTally:
         self._columns: dict[str, None] = {}
         self._counts: Counter[str] = Counter()
         self._samples = 0
+        self._failed: list[JsonDict] = []
 
     def graded(self, lines: Iterable[JsonDict]) -> Iterator[JsonDict]:
         """The lines of grades.jsonl for those of generations.jsonl; every one that is taken is counted."""
@@ -66,7 +69,8 @@ class RunTally:
             "metric": headline,
             "accuracy": top["value"],
             "ci95": top["ci95"],
-            "invalid": {reason: self._counts[reason] for reason in ("skipped", "empty")},
+            "invalid": {reason: self._counts[reason] for reason in ("skipped", "empty", *FAILURE_REASONS)},
+            "failed_rows": self._failed,
             "truncated": self._counts["truncated"],
             "prompts_cut": self._counts["prompts_cut"],
             "prompt_tokens": self._counts["prompt_tokens"],
@@ -88,6 +92,8 @@ class RunTally:
         counts["completion_tokens"] += line["completion_tokens"]
         if graded["invalid"]:
             counts[graded["invalid"]] += 1
+        if graded["invalid"] in FAILURE_REASONS and len(self._failed) < MAX_NAMED:
+            self._failed.append({"id": line["id"], "sample": line["sample"], "reason": graded["invalid"]})
         if has_reference:
             for scores in (self._overall, *self._slices_of(line)):
                 scores.add(line["id"], graded["grades"])

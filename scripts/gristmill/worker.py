@@ -27,7 +27,7 @@ from gristmill.errors import UserError, some
 from gristmill.files import read_jsonl, write_jsonl
 from gristmill.gpu import gpus, lease
 from gristmill.gpu.watch import Place, Watch
-from gristmill.keys import model_identity, request_key
+from gristmill.keys import RequestKeys, model_identity
 from gristmill.manifest import installed_versions
 from gristmill.merging import allowed
 from gristmill.planning.workers import Worker
@@ -87,13 +87,13 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
 
 def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict, on_gpu: bool = False) -> dict[str, Request]:
     """A shard file's requests by key, in the file's order."""
-    identity = model_identity(model, weights, on_gpu)
+    keys = RequestKeys(model_identity(model, weights, on_gpu), model)
     limit = context_limit(model, weights)
     found: dict[str, Request] = {}
     for line in read_jsonl(path):
         request = request_from_json(line)
         overflowed = limit if overflows(request, line["prompt_tokens"], limit) else None
-        found[request_key(request, identity, model, overflowed)] = request
+        found[keys.key(request, overflowed)] = request
     return found
 
 

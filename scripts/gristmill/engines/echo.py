@@ -42,7 +42,8 @@ class EchoEngine:
             if self._stopped:
                 return
             start = time.perf_counter()
-            time.sleep(self._delay_s)
+            if self._delay_s:
+                time.sleep(self._delay_s)
             yield self._answer(request, prompt_tokens, start)
 
     def stop(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,9 @@ HEADER = b'{"gristmill_journal":%d}\n' % FORMAT
 Kind = Literal["worker", "summary", "completion", "failure", "damaged"]
 _MARKS: dict[bytes, Kind] = {b'","completion":': "completion", b'","failure":': "failure"}
 #: {"key":"<32 hex digits>","crc32":"<8 hex digits>","completion":…}
-_KEY, _CRC = slice(8, 40), slice(51, 59)
+_RECORD = b'{"key":"'
+_CRC_MARK = b'","crc32":"'
+_KEY, _MARK, _CRC = slice(8, 40), slice(40, 51), slice(51, 59)
 _NOTES: dict[bytes, Kind] = {b'{"worker":': "worker", b'{"summary":': "summary"}
 
 
@@ -65,8 +67,12 @@ def note(kind: Literal["worker", "summary"], value: Any) -> bytes:
     return dumps({kind: value}) + b"\n"
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def read_lines(path: Path, wanted: Collection[bytes] | None = None) -> Iterator[Line]:
     """The lines of a segment, a torn last one left out. A record's checksum is not looked at: see Line.is_whole.
+
+    Args:
+        path: the segment.
+        wanted: keys; when given, records of other keys are passed over, for a job looks through the answers of all.
 
     Raises:
         ForeignSegment: the header is missing or of another format.
@@ -81,13 +87,15 @@ def read_lines(path: Path) -> Iterator[Line]:
         for number, raw in enumerate(handle, start=2):
             if not raw.endswith(b"\n"):
                 return  # a torn tail: its row is asked again
+            if wanted is not None and raw[_KEY] not in wanted and raw[_MARK] == _CRC_MARK:
+                continue
             yield _line(number, raw)
 
 
 def _line(number: int, raw: bytes) -> Line:
-    if raw.startswith(b'{"key":"'):
+    if raw.startswith(_RECORD):
         for mark, kind in _MARKS.items():
-            if raw.startswith(mark, _CRC.stop) and raw[_KEY.stop : _CRC.start] == b'","crc32":"':
+            if raw.startswith(mark, _CRC.stop) and raw[_MARK] == _CRC_MARK:
                 return Line(kind, number, raw, raw[_KEY].decode("ascii", "replace"))
     for mark, kind in _NOTES.items():
         if raw.startswith(mark):

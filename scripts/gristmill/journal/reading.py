@@ -46,22 +46,23 @@ def read_known(folder: Path, wanted: Collection[str], log: Log) -> dict[str, Com
     twice (an orphan beside its successor) the first answer found is kept.
     """
     found: dict[str, Completion] = {}
+    keys = frozenset(key.encode() for key in wanted)
     for path in segments(folder):
         try:
-            _read(path, wanted, found, log)
+            _read(path, keys, found, log)
         except FileNotFoundError:
             if not os.path.lexists(path):  # compacted or set aside meanwhile: the answers may be elsewhere now
                 return read_known(folder, wanted, log)
     return found
 
 
-def _read(path: Path, wanted: Collection[str], found: dict[str, Completion], log: Log) -> None:
+def _read(path: Path, keys: frozenset[bytes], found: dict[str, Completion], log: Log) -> None:
     damaged: list[int] = []
     try:
-        for line in read_lines(path):
+        for line in read_lines(path, keys):
             if line.kind == "damaged":
                 damaged.append(line.number)
-            elif line.kind == "completion" and line.key in wanted and line.key not in found:
+            elif line.kind == "completion" and line.key not in found:
                 if line.is_whole():
                     found[line.key] = line.completion()
                 else:

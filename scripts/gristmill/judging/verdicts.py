@@ -144,8 +144,8 @@ def _winner(item: Item, choices: Sequence[str | None]) -> tuple[str | None, str 
 def _read(judge: JudgeConfig, reply: JsonDict) -> JsonDict:
     """label, reason, raw and truncated of one judge answer."""
     truncated = reply["finish_reason"] == "length"
-    if reply["text"] is None:  # the judge's own prompt was too long (on_overflow: skip)
-        return {"label": None, "reason": "skipped", "raw": None, "truncated": truncated}
+    if reply["text"] is None:  # the judge's own prompt was too long (on_overflow: skip), or its row failed
+        return {"label": None, "reason": reply["finish_reason"], "raw": None, "truncated": truncated}
     reading = read_label(reply["text"], list(judge.meanings()))
     return {"label": reading.label, "reason": reading.reason, "raw": reading.raw, "truncated": truncated}
 

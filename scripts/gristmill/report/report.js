@@ -247,7 +247,7 @@
 
   function answerCard(row, answer) {
     const card = el("section", "answer", el("h5", "", runName(answer.run), grades(answer)));
-    card.append(answer.text === null ? el("p", "muted", "No answer: the prompt was too long and was skipped.") : spoken(answer.text));
+    card.append(answer.text === null ? el("p", "muted", answer.invalid === "skipped" ? "No answer: the prompt was too long and was skipped." : `No answer: the row failed (${answer.invalid}).`) : spoken(answer.text));
     const [asked, said] = answer.tokens;
     if (said !== null) card.append(el("p", "sub", `${plural(asked ?? 0, "token")} in, ${said.toLocaleString("en")} out`));
     if (row.prompts.length > 1) {
@@ -294,7 +294,7 @@
     const meaning = order.choice ?? own(judge.labels, order.label);
     const read = order.label === null ? `nothing read (${order.reason ?? "no reason given"})` : `read ${order.label}`;
     box.append(el("p", "sub", quote(meaning && order.label !== null ? `${read}: ${meaning}` : read), order.truncated ? tag("warn", "truncated") : null));
-    box.append(order.raw === null ? el("p", "muted", order.reason === "skipped" ? "The judge’s prompt was too long and was skipped." : "The judge was not asked.") : el("blockquote", "", spoken(order.raw)));
+    box.append(order.raw === null ? el("p", "muted", order.reason === "skipped" ? "The judge’s prompt was too long and was skipped." : order.reason === "no_answer" || order.reason === "identical" ? "The judge was not asked." : `The judge’s row failed (${order.reason}).`) : el("blockquote", "", spoken(order.raw)));
     return box;
   }
 
