@@ -212,7 +212,5 @@ def test_a_merged_file_that_was_cut_or_added_to_is_not_read_as_a_whole_one(tmp_p
     assert len(list(proven(path))) == 3
     for count in (2, 4):
         write_jsonl(path, [{"id": n} for n in range(count)])
-        with pytest.raises(
-            UserError, match=rf"has {count} lines, and manifest.json says 3: the file was cut"
-        ):
+        with pytest.raises(UserError, match=rf"has {count} lines, and manifest.json says 3: the file was cut"):
             list(proven(path))

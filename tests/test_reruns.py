@@ -31,7 +31,8 @@ class Place(Project):
     root: Path = ROOT
 
     def command(self, *arguments: str, gpu: int | None = None) -> list[str]:
-        return [word.replace(str(ROOT), str(self.root), 1) for word in super().command(*arguments, gpu=gpu)]
+        program, *words = super().command(*arguments, gpu=gpu)
+        return [program, *(word.replace(str(ROOT), str(self.root), 1) for word in words)]
 
     def copied(self, folder: Path, root: Path | None = None) -> "Place":
         """The project with its results elsewhere, dates kept."""
@@ -56,13 +57,17 @@ class Place(Project):
         return rules_by_unit(self.done("-n", *arguments, gpu=gpu, **environment))
 
     def rerun(self, *arguments: str, gpu: int | None = None, **environment: str) -> "Rerun":
-        before = {path.stat().st_ino for path in self.segments()}
+        before = {record for path in self.segments() for record in records_of(path)}
+        dropped = {path.parent: doubles_of(path) for path in self.segments()}
         output = self.done(*arguments, gpu=gpu, **environment)
         asked: dict[str, list[str]] = {}
         for path in self.segments():
-            if path.stat().st_ino not in before:  # a segment has one writer, so new rows are in new ones
+            new = [record for record in records_of(path) if record not in before]  # with the seconds it took
+            rows = [name_of(record) for record in new]
+            rows += ["dropped"] * (doubles_of(path) - dropped.get(path.parent, 0))
+            if rows:
                 unit = str(path.parent.parent.relative_to(self.folder / "results"))
-                asked.setdefault(unit, []).extend(rows_of(path))
+                asked.setdefault(unit, []).extend(rows)
         return Rerun(rules_by_unit(output), {unit: sorted(rows) for unit, rows in asked.items()})
 
     def segments(self) -> list[Path]:
@@ -92,14 +97,20 @@ def _line(body: str, name: str) -> str:
     return next((line for line in body.splitlines() if line.strip().startswith(f"{name}: ")), "")
 
 
-def rows_of(segment: Path) -> list[str]:
+def records_of(segment: Path) -> list[bytes]:
+    return [line for line in segment.read_bytes().split(b"\n")[1:] if line.startswith(b'{"key"')]
+
+
+def doubles_of(segment: Path) -> int:
+    """Answers that came twice and that a compaction dropped."""
+    notes = [json.loads(line) for line in segment.read_bytes().split(b"\n") if line.startswith(b'{"summary"')]
+    return sum(note["summary"].get("doubles", 0) for note in notes)
+
+
+def name_of(record: bytes) -> str:
     """`r1`, with `#2` for a later sample and `/second_first` for a variant."""
-    records = [json.loads(line) for line in segment.read_bytes().split(b"\n")[1:] if line.startswith(b'{"key"')]
-    answers = [record["completion"] for record in records]
-    return [
-        row["id"] + (f"#{row['sample']}" if row["sample"] else "") + (f"/{row['variant']}" if row["variant"] else "")
-        for row in answers
-    ]
+    row = json.loads(record)["completion"]
+    return row["id"] + (f"#{row['sample']}" if row["sample"] else "") + (f"/{row['variant']}" if row["variant"] else "")
 
 
 def rows(*numbers: int, **more: Any) -> list[dict[str, Any]]:
