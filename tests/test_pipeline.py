@@ -340,3 +340,49 @@ assert not loaded, loaded
             check=False,
         )
         assert result.returncode == 0, f"{script.name}: {result.stderr[-500:]}"
+
+
+# ---- rows that fail
+
+
+def test_a_failed_row_stops_the_run_and_the_next_asks_it_alone(project: Project) -> None:
+    result = project.run(GRISTMILL_ECHO_FAILS="r3|r7")
+    assert result.returncode == 1
+    assert "2 rows failed: r3#0 (out_of_memory), r7#0 (out_of_memory); run again to retry only these" in result.stdout
+    assert not (project.folder / "results/runs/plain/generations.jsonl").exists()
+    assert sorted(project.asked("runs/plain")) == sorted([f"r{n}" for n in range(12)] + ["r3", "r7"])  # one retry
+    project.done()
+    assert len(project.asked("runs/plain")) == 12  # failures that have an answer by now are dropped
+    assert [line["text"] for line in project.lines("runs/plain/generations.jsonl")] == [f"say {n}" for n in range(12)]
+
+
+def test_a_run_goes_on_without_as_many_rows_as_it_may_and_asks_them_again_when_told(project: Project) -> None:
+    config = echo_config()
+    config["runs"]["plain"]["max_failed_ratio"] = 0.2
+    judge = {"kind": "pointwise", "model": "echo", "prompt": "ask", "runs": ["plain"]}
+    project.write_config(config | {"judges": {"grader": judge}})
+    project.done(gpu=3, GRISTMILL_ECHO_FAILS="r3|r7")
+    lines = {line["id"]: line for line in project.lines("runs/plain/generations.jsonl")}
+    assert (lines["r3"]["text"], lines["r3"]["finish_reason"]) == (None, "out_of_memory")
+    metrics = project.value("runs/plain/metrics.json")
+    assert (metrics["invalid"]["out_of_memory"], metrics["n"], metrics["metrics"]["contains"]["correct"]) == (2, 12, 10)
+    assert [row["id"] for row in metrics["failed_rows"]] == ["r3", "r7"]
+    assert project.value("runs/plain/manifest.json")["finish_reasons"] == {"out_of_memory": 2, "stop": 10}
+    verdicts = {line["id"]: line["reason"] for line in project.lines("judges/grader/plain/verdicts.jsonl")}
+    assert verdicts["r3"] == "no_answer"
+    assert "Nothing to be done" in project.done(gpu=3)
+    project.done("--forcerun", "merge", gpu=3)
+    assert project.value("runs/plain/metrics.json")["failed_rows"] == []
+    assert project.value("runs/plain/manifest.json")["finish_reasons"] == {"stop": 12}
+
+
+def test_more_failed_rows_than_the_run_may_have_are_no_result(project: Project) -> None:
+    config = echo_config()
+    config["runs"]["plain"]["max_failed_ratio"] = 0.1
+    project.write_config(config)
+    result = project.run(gpu=2, GRISTMILL_ECHO_FAILS="r3|r7")
+    assert result.returncode == 1
+    assert "2 of 12 rows failed, over max_failed_ratio 0.1" in result.stdout or "2 rows failed" in result.stdout
+    assert not (project.folder / "results/runs/plain/generations.jsonl").exists()
+    project.done(gpu=2)
+    assert project.value("runs/plain/metrics.json")["failed_rows"] == []

@@ -231,6 +231,35 @@ def test_a_row_with_logits_that_are_not_finite_fails_and_its_neighbours_are_answ
     }
 
 
+def test_a_batch_that_takes_too_long_keeps_its_ended_rows_and_fails_the_others(
+    engine: StaticEngine, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = ask(QUESTIONS[:3], Sampling(max_new_tokens=40))
+    whole = answers(engine, requests)
+    lengths = sorted(completion.completion_tokens for completion in whole.values())
+    assert lengths[0] < lengths[-1]  # the shortest ends by itself
+    steps = 0
+
+    def clock() -> float:
+        """A second passes with every token once the shortest has ended."""
+        nonlocal steps
+        steps += 1
+        return float(steps > lengths[0] + 3)
+
+    slow = limited(engine, model.model_copy(update={"timeout_seconds": 0.5}), 8192, "error")
+    monkeypatch.setattr("gristmill.engines.deadline.time.monotonic", clock)
+    outcomes = {outcome.id: outcome for outcome in slow.generate(requests)}
+    monkeypatch.undo()
+    for name, completion in whole.items():
+        found = outcomes[name]
+        if completion.completion_tokens == lengths[0]:
+            assert isinstance(found, Completion)
+            assert found.text == completion.text
+        elif completion.completion_tokens > lengths[0] + 3:
+            assert isinstance(found, Failure)
+            assert (found.reason, "of 40 tokens in 0.5 s (timeout_seconds)" in found.detail) == ("timeout", True)
+
+
 @pytest.fixture
 def real_project(project: Project, smollm2_folder: Path) -> Project:
     """Ten short questions for the real model in float32, whose answers are the same in every run."""

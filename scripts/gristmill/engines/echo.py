@@ -1,8 +1,8 @@
 """The echo engine: no model, the last message comes back. Real and selectable, for dry plumbing and tests.
 
 It takes the true path through shards, journal and merge, counts words as tokens, honours max_new_tokens and
-on_overflow, and can be slowed down (GRISTMILL_ECHO_SECONDS, seconds a row) to look at a running pipeline or to
-interrupt it.
+on_overflow. To look at a running pipeline, to interrupt it or to see what failed rows do, it can be slowed down
+(GRISTMILL_ECHO_SECONDS, seconds a row) and made to fail (GRISTMILL_ECHO_FAILS, a regular expression of row ids).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from gristmill.engines.overflow import overflows, shorten
 from gristmill.errors import UserError
-from gristmill.types import Completion, FinishReason, Outcome, Request
+from gristmill.types import Completion, Failure, FinishReason, Outcome, Request
 
 #: A word with the white space before it.
 _WORD = re.compile(r"\s*\S+")
@@ -28,6 +28,8 @@ class EchoEngine:
     def __init__(self, context_tokens: int | None = None, on_overflow: str = "error") -> None:
         """Read the delay once; the context and the policy are those of the model's config."""
         self._delay_s = float(os.environ.get("GRISTMILL_ECHO_SECONDS", "0"))
+        fails = os.environ.get("GRISTMILL_ECHO_FAILS")
+        self._fails = re.compile(fails) if fails else None
         self._context_tokens = context_tokens
         self._on_overflow = on_overflow
         self._stopped = False
@@ -44,7 +46,10 @@ class EchoEngine:
             start = time.perf_counter()
             if self._delay_s:
                 time.sleep(self._delay_s)
-            yield self._answer(request, prompt_tokens, start)
+            if self._fails is not None and self._fails.fullmatch(request.id):
+                yield Failure(*request.rid, "out_of_memory", "GRISTMILL_ECHO_FAILS names it")
+            else:
+                yield self._answer(request, prompt_tokens, start)
 
     def stop(self) -> None:
         """The row in flight is the last."""
