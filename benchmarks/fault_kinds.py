@@ -171,11 +171,14 @@ def _on_segment(fault: Fault, results: Path, rng: random.Random) -> bool:
     path = rng.choice(found)
     before = _rows(path.parent)
     data = path.read_bytes()
-    last = data.rstrip(b"\n").rfind(b"\n") + 1
+    last = data.rfind(b'{"key"')
+    if last < 0:
+        return False
     if fault.kind == "byte flipped":
         flip(path, rng)
     else:
-        os.truncate(path, rng.randrange(last + 1 if fault.kind == "cut in the last record" else 0, len(data)))
+        end = data.index(b"\n", last) if b"\n" in data[last:] else len(data)
+        os.truncate(path, rng.randint(last, end) if fault.kind == "cut in the last record" else rng.randrange(len(data)))
     fault.rows = before - _rows(path.parent)
     fault.allowed = len(fault.rows)
     fault.detail = f"{fault.detail} {path.parent.parent.name} {len(data)} -> {path.stat().st_size} bytes".strip()

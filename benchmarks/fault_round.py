@@ -41,7 +41,7 @@ class Setting:
     batch_rows: int
 
 
-ECHO = Setting("echo", 18, 6, "0.12", 1)
+ECHO = Setting("echo", 18, 6, "0.15", 1)
 SMOLLM2 = Setting("smollm2", 10, 4, "0.05", 2)
 
 
@@ -251,10 +251,17 @@ class Round:
             time.sleep(0.01)
         return False
 
-    def _signal_snakemake(self, fault: Fault, process: subprocess.Popen[bytes], rng: random.Random) -> bool:
+    def _let_run(self, process: subprocess.Popen[bytes], rng: random.Random) -> bool:
+        """Wait for a random moment, mostly one while rows are answered; False when Snakemake ended before it."""
+        busy, late, early = rng.random() < 0.75, rng.uniform(0.2, 1.8), rng.uniform(0, 6)
+        while busy and process.poll() is None and not fault_kinds.workers(self.folder, SCRIPTS):
+            time.sleep(0.02)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(rng.uniform(0.8, 6.0))
-        if process.poll() is not None:
+            process.wait(late if busy else early)
+        return process.poll() is None
+
+    def _signal_snakemake(self, fault: Fault, process: subprocess.Popen[bytes], rng: random.Random) -> bool:
+        if not self._let_run(process, rng):
             return False
         number = SIGNALS[fault.kind.partition(",")[0]]
         fault.at, jobs = time.time(), self._jobs()
@@ -272,9 +279,7 @@ class Round:
         return True
 
     def _fill(self, fault: Fault, process: subprocess.Popen[bytes], rng: random.Random) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(rng.choice((0.0, rng.uniform(0, 6))))
-        if process.poll() is not None:
+        if rng.random() < 0.75 and not self._let_run(process, rng):  # else it is full from the start
             return False
         fault.at = time.time()
         with fault_kinds.full(self.folder / "results", rng.choice((0, 4096, 8192))):
@@ -347,15 +352,15 @@ class Round:
             return process.wait()
 
     def _look_for_tracebacks(self, said: Path, since: float) -> None:
-        """A traceback means a bug; but for SIGINT while Python itself starts, which no program can catch."""
+        """A traceback means a bug; but for SIGINT while Python starts or Snakemake ends."""
         logs = [log for log in (self.folder / "results").glob("**/*.log") if log.stat().st_mtime >= since - 1]
         for path in (said, *logs):
             for text in path.read_text(errors="replace").split("Traceback (most recent call last)")[1:]:
                 end = next((line for line in text.splitlines()[1:] if line and not line.startswith(" ")), "")
-                if not (end == "KeyboardInterrupt" and "run_main" not in text):
+                if not (end.startswith("KeyboardInterrupt") and "run_main" not in text):
                     last = self.faults[-1] if self.faults else None
                     about = last and (last.kind, last.target, last.detail)
-                    self.problems.append(f"a traceback in {path.name} ({end[:200]}) after {about}")
+                    self._note(f"a traceback ({end[:300]}) after {about}")
 
     def _check(self) -> None:
         """Compare with the undisturbed run, and account for every row that was asked again."""
@@ -367,6 +372,10 @@ class Round:
         self.doubles = fault_checks.doubles(self.folder)
         for fault in self.faults:
             fault.identical = not self.problems
+
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def _write_gpus(self) -> None:
         """Three GPUs that are not there: the jobs take leases on them."""

@@ -15,6 +15,16 @@ def test_a_users_mistake_is_one_line_and_exit_status_2(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "error: gpus_per_model=3 does not divide 8 GPUs; use 1, 2, 4 or 8\n"
 
 
+def test_ctrl_c_is_one_line_and_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as caught:
+        run_main(main)
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "stopped by SIGINT; run again to go on\n"
+
+
 def test_any_other_failure_keeps_its_traceback() -> None:
     def main() -> None:
         raise RuntimeError("a bug")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.files import write_jsonl
-from gristmill.merging import UnusableParts, merged, within_limit
+from gristmill.merging import UnusableParts, merged, part_line, within_limit
 from gristmill.types import JsonDict
 
 NAMES = st.tuples(st.text(max_size=3), st.integers(0, 2), st.sampled_from(["", "first_second", "second_first"]))
@@ -34,11 +34,17 @@ def generation(name: str, sample: int = 0, variant: str = "") -> JsonDict:
     return {column: value for column, value in columns.items() if column != "sampling"}
 
 
+def part(*names: Any) -> list[JsonDict]:
+    """Lines of a part: answers to rows of these names (or of name, sample, variant)."""
+    answers = [answer(*(name if isinstance(name, tuple) else (name,))) for name in names]
+    return [part_line(one["key"], one) for one in answers]
+
+
 def parts_of(folder: Path, *contents: list[str]) -> list[Path]:
     """Part files a.jsonl, b.jsonl, … with the answers to rows of these names."""
     paths = [folder / f"{letter}.jsonl" for letter, _ in zip("abcdefgh", contents, strict=False)]
     for path, names in zip(paths, contents, strict=True):
-        write_jsonl(path, [answer(name) for name in names])
+        write_jsonl(path, part(*names))
     return paths
 
 
@@ -62,7 +68,7 @@ def test_any_split_of_any_requests_merges_back_equal_and_in_order(names: list[An
     with TemporaryDirectory() as folder:
         parts = [Path(folder) / f"{shard}.jsonl" for shard in range(shards)]
         for shard, path in enumerate(parts):
-            write_jsonl(path, [answer(*name) for name, place in zip(names, places, strict=True) if place == shard])
+            write_jsonl(path, part(*(name for name, place in zip(names, places, strict=True) if place == shard)))
         found = list(merged([request(*name) for name in names], parts))
     assert found == [generation(*name) for name in names]
 
