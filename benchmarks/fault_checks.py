@@ -1,4 +1,4 @@
-"""What must hold when a disturbed run has ended: the results of an undisturbed one, and every row asked again explained."""
+"""What must hold after a disturbed run: the results of an undisturbed one, and a cause for every row asked again."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,9 +90,9 @@ def running(folder: Path, scripts: Path) -> list[Job]:
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace").split("\0")
-                if len(words) > 2 and "python" in words[0] and Path(words[1]).parent == scripts:
-                    if os.readlink(f"/proc/{entry}/cwd") == str(folder):
-                        found.append(Job(int(entry), _name(words)))
+                program = len(words) > 2 and "python" in words[0] and Path(words[1]).parent == scripts
+                if program and os.readlink(f"/proc/{entry}/cwd") == str(folder):
+                    found.append(Job(int(entry), _name(words)))
     return found
 
 
@@ -134,7 +134,7 @@ def unmount(results: Path) -> None:
 
 
 @contextlib.contextmanager
-def full(results: Path, left_bytes: int):  # type: ignore[no-untyped-def]
+def full(results: Path, left_bytes: int) -> Iterator[None]:
     """Fill the disk but for so many bytes, and empty it at the end."""
     filler = results / "filler"
     try:
@@ -178,7 +178,9 @@ def _on_segment(fault: Fault, results: Path, rng: random.Random) -> bool:
         flip(path, rng)
     else:
         end = data.index(b"\n", last) if b"\n" in data[last:] else len(data)
-        os.truncate(path, rng.randint(last, end) if fault.kind == "cut in the last record" else rng.randrange(len(data)))
+        os.truncate(
+            path, rng.randint(last, end) if fault.kind == "cut in the last record" else rng.randrange(len(data))
+        )
     fault.rows = before - _rows(path.parent)
     fault.allowed = len(fault.rows)
     fault.detail = f"{fault.detail} {path.parent.parent.name} {len(data)} -> {path.stat().st_size} bytes".strip()

@@ -146,6 +146,7 @@ class Round:
         try:
             for more in range(1 + rng.randrange(2)):
                 if more:
+                    self._damage_files(self.most * 2)
                     self._rows += self.setting.more
                     write_project(self.folder, self.setting, self._rows, self._prompt)
                 self._disturb(self.most * (more + 1), stop)
@@ -282,9 +283,9 @@ class Round:
         if rng.random() < 0.75 and not self._let_run(process, rng):  # else it is full from the start
             return False
         fault.at = time.time()
-        with fault_kinds.full(self.folder / "results", rng.choice((0, 4096, 8192))):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(rng.uniform(1, 5))
+        disk = fault_kinds.full(self.folder / "results", rng.choice((0, 4096, 8192)))
+        with disk, contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(1, 5))
         end = time.time()
         fault.pids = {one.pid for one in fault_checks.read_asked(self._asked) if fault.at - 1 <= one.time <= end}
         return True

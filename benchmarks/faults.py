@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,8 +81,8 @@ class Campaign:
                 future.result()
         self.rounds += rounds
 
-    def _play(self, current: Round, enough: object) -> None:
-        current.play(enough)  # type: ignore[arg-type]
+    def _play(self, current: Round, enough: Callable[[], bool]) -> None:
+        current.play(enough)
         state = "; ".join(current.problems) or "ok"
         print(f"round {current.number} ({current.setting.engine}): {len(current.faults)} faults, {state}", flush=True)
         if self._keep and current.problems:
@@ -101,8 +101,8 @@ def main() -> None:
         if real:
             campaign.run(SMOLLM2, real, 1)
     rounds = campaign.rounds
-    text = "\n\n".join(f"{engine}:\n{table(faults_of(rounds, engine))}" for engine in ("echo", "smollm2"))
-    print(text)
+    for engine in sorted({each.setting.engine for each in rounds}):
+        print(f"{engine}:\n{table(faults_of(rounds, engine))}\n")
     problems = [f"round {each.number}: {problem}" for each in rounds for problem in each.problems]
     print("\n".join(problems) or "everything held")
     write_json(args.out, {**about(), "wall_s": round(time.monotonic() - start), "problems": problems, **told(rounds)})

@@ -107,6 +107,21 @@ def test_merge_refuses_a_row_doubled_at_the_end_of_a_part(tmp_path: Path) -> Non
     assert "twice: r2#0 in " in refusal(["r1", "r2"], parts_of(tmp_path, ["r1", "r2", "r2"]))
 
 
+def test_no_flipped_bit_of_a_part_becomes_a_result(tmp_path: Path) -> None:
+    (path,) = parts_of(tmp_path, ["a", "b"])
+    data = path.read_bytes()
+    for place in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[place] ^= 1 << bit
+            path.write_bytes(flipped)
+            try:
+                found = merge(["a", "b"], [path])
+            except UnusableParts:
+                continue
+            assert found == [generation("a"), generation("b")]  # such as 1E2 for 1e2
+
+
 @pytest.mark.parametrize(
     "contents",
     [
@@ -134,8 +149,8 @@ def test_merge_refuses_a_foreign_row_and_names_it(tmp_path: Path) -> None:
 
 
 def test_another_sample_or_variant_of_a_row_is_another_answer(tmp_path: Path) -> None:
-    for other in ({"sample": 1}, {"variant": "second_first"}):
-        write_jsonl(tmp_path / "a.jsonl", [answer("r1", **other)])
+    for other in ((1, ""), (0, "second_first")):
+        write_jsonl(tmp_path / "a.jsonl", part(("r1", *other)))
         assert "no answer for r1#0:" in refusal(["r1"], [tmp_path / "a.jsonl"])
 
 

@@ -44,7 +44,7 @@ class Line:
 
     @property
     def may_begin_section(self) -> bool:
-        """Whether a damaged line may be a worker's: it does not begin like a record, so who made the next is not known."""
+        """Whether a damaged line may be a worker's: it does not begin like a record. Who made the next is unknown."""
         return self.kind == "damaged" and not self.raw.startswith(_RECORD)
 
     def of_unknown_job(self) -> Line:
