@@ -24,6 +24,16 @@ def test_a_file_that_is_gone_or_closed_to_us_is_one_line(tmp_path: Path, capsys:
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}/gone.json: No such file or directory; put it right")
 
 
+def test_ctrl_c_is_one_line_and_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as caught:
+        run_main(main)
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "stopped by SIGINT; run again to go on\n"
+
+
 def test_any_other_failure_keeps_its_traceback() -> None:
     def main() -> None:
         raise RuntimeError("a bug")

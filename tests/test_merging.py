@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gristmill.errors import UserError
 from gristmill.files import write_json, write_jsonl
-from gristmill.merging import UnusableParts, merged, proven, within_limit
+from gristmill.merging import UnusableParts, merged, part_line, proven, within_limit
 from gristmill.types import JsonDict
 
 NAMES = st.tuples(st.text(max_size=3), st.integers(0, 2), st.sampled_from(["", "first_second", "second_first"]))
@@ -35,11 +35,17 @@ def generation(name: str, sample: int = 0, variant: str = "") -> JsonDict:
     return {column: value for column, value in columns.items() if column != "sampling"}
 
 
+def part(*names: Any) -> list[JsonDict]:
+    """Lines of a part: answers to rows of these names (or of name, sample, variant)."""
+    answers = [answer(*(name if isinstance(name, tuple) else (name,))) for name in names]
+    return [part_line(one["key"], one) for one in answers]
+
+
 def parts_of(folder: Path, *contents: list[str]) -> list[Path]:
     """Part files a.jsonl, b.jsonl, … with the answers to rows of these names."""
     paths = [folder / f"{letter}.jsonl" for letter, _ in zip("abcdefgh", contents, strict=False)]
     for path, names in zip(paths, contents, strict=True):
-        write_jsonl(path, [answer(name) for name in names])
+        write_jsonl(path, part(*names))
     return paths
 
 
@@ -63,7 +69,7 @@ def test_any_split_of_any_requests_merges_back_equal_and_in_order(names: list[An
     with TemporaryDirectory() as folder:
         parts = [Path(folder) / f"{shard}.jsonl" for shard in range(shards)]
         for shard, path in enumerate(parts):
-            write_jsonl(path, [answer(*name) for name, place in zip(names, places, strict=True) if place == shard])
+            write_jsonl(path, part(*(name for name, place in zip(names, places, strict=True) if place == shard)))
         found = list(merged([request(*name) for name in names], parts))
     assert found == [generation(*name) for name in names]
 
@@ -102,6 +108,21 @@ def test_merge_refuses_a_row_doubled_at_the_end_of_a_part(tmp_path: Path) -> Non
     assert "twice: r2#0 in " in refusal(["r1", "r2"], parts_of(tmp_path, ["r1", "r2", "r2"]))
 
 
+def test_no_flipped_bit_of_a_part_becomes_a_result(tmp_path: Path) -> None:
+    (path,) = parts_of(tmp_path, ["a", "b"])
+    data = path.read_bytes()
+    for place in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[place] ^= 1 << bit
+            path.write_bytes(flipped)
+            try:
+                found = merge(["a", "b"], [path])
+            except UnusableParts:
+                continue
+            assert found == [generation("a"), generation("b")]  # such as 1E2 for 1e2
+
+
 @pytest.mark.parametrize(
     "contents",
     [
@@ -129,8 +150,8 @@ def test_merge_refuses_a_foreign_row_and_names_it(tmp_path: Path) -> None:
 
 
 def test_another_sample_or_variant_of_a_row_is_another_answer(tmp_path: Path) -> None:
-    for other in ({"sample": 1}, {"variant": "second_first"}):
-        write_jsonl(tmp_path / "a.jsonl", [answer("r1", **other)])
+    for other in ((1, ""), (0, "second_first")):
+        write_jsonl(tmp_path / "a.jsonl", part(("r1", *other)))
         assert "no answer for r1#0:" in refusal(["r1"], [tmp_path / "a.jsonl"])
 
 

@@ -13,7 +13,8 @@ class UserError(Exception):
 def run_main(main: Callable[[], object]) -> None:
     """Run a script's `main`; a UserError becomes one line on stderr and exit status 2, with no traceback.
 
-    So does a file that is not there or cannot be used: that is the machine's state, not a bug.
+    So does a file that is not there or cannot be used: that is the machine's state, not a bug. Ctrl-C, which reaches
+    every job, is no bug either: one line, exit status 130.
     """
     try:
         main()
@@ -23,6 +24,9 @@ def run_main(main: Callable[[], object]) -> None:
         if error.filename is None:
             raise
         message = f"{error.filename}: {error.strerror}; put it right and run again (what is finished is kept)"
+    except KeyboardInterrupt:
+        print("stopped by SIGINT; run again to go on", file=sys.stderr)
+        raise SystemExit(130) from None
     else:
         return
     print(f"error: {message}", file=sys.stderr)

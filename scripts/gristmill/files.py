@@ -75,7 +75,7 @@ def atomic_writer(path: Path | str) -> Iterator[IO[bytes]]:
     with _temporary(target, lambda: _make_file(target)) as temporary:
         fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
         with os.fdopen(fd, "wb") as handle:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it is in use: see _sweep
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it is in use: see sweep
             yield handle
             handle.flush()
             os.fsync(fd)
@@ -106,7 +106,7 @@ def _temporary(target: Path, make: Callable[[], Path]) -> Iterator[Path]:
     temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target)
+        sweep(target.parent, glob.escape(target.name))
         temporary = make()
         yield temporary
         _fsync_folder(target.parent)
@@ -138,9 +138,9 @@ def _held(temporary: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _sweep(target: Path) -> None:
-    """Remove the temporaries of writers of this target that are gone: nobody holds a lock on them."""
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+def sweep(folder: Path, names: str) -> None:
+    """Remove the temporaries of writers that are gone, of targets whose names match: nobody holds a lock on them."""
+    for left in folder.glob(f".{names}.*.tmp"):
         with contextlib.suppress(OSError):  # held, or swept by another
             if time.time() - left.stat().st_mtime < NEW_S:
                 continue

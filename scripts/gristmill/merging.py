@@ -3,16 +3,18 @@
 - Every part keeps the dataset's order (shards.py), so the merge walks the requests once and takes each answer from the
   front of the part that has it: constant memory, and any deviation shows at the row where it happens.
 - The proof is by name (id, sample, variant), not by count: a hole and a duplicate cannot cancel out.
+- Every line of a part has a checksum, as every record of the journal has: a flipped bit is no answer.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gristmill.errors import UserError, some
-from gristmill.files import read_json, read_jsonl
+from gristmill.files import dumps, read_json, read_jsonl
 from gristmill.types import FAILURE_REASONS, JsonDict, RequestId
 
 
@@ -36,6 +38,12 @@ def merged(requests: Iterable[JsonDict], parts: Sequence[Path]) -> Iterator[Json
     if waiting:
         left = [f"{head.rid} in {head.path}" for head in waiting.values()]
         raise UnusableParts(f"answers to no request, or twice: {some(left)}; {_REMEDY}")
+
+
+def part_line(key: str, answer: JsonDict) -> JsonDict:
+    """A line of a part: an answer's columns, its key and a checksum of both."""
+    line = {"key": key, **answer}
+    return {"crc32": _checksum(line), **line}
 
 
 def within_limit(generations: Iterable[JsonDict], max_failed_ratio: float) -> Iterator[JsonDict]:
@@ -117,10 +125,16 @@ class _Head:
     def advance(self) -> None:
         try:
             line = next(self._lines, _END)
+            if line is not _END and line.pop("crc32") != _checksum(line):
+                raise ValueError(f"the checksum of {_rid(line)} is not that of its answer")
             self.rid = None if line is _END else _rid(line)
             self.answer = {} if line is _END else {name: line[name] for name in _ANSWER_COLUMNS}
-        except (UserError, OSError, KeyError, TypeError) as error:
+        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnusableParts(f"{self.path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}") from error
+
+
+def _checksum(line: JsonDict) -> int:
+    return zlib.crc32(dumps(line))
 
 
 def _await(head: _Head, waiting: dict[RequestId, _Head]) -> None:

@@ -29,7 +29,7 @@ from gristmill.gpu import gpus, lease
 from gristmill.gpu.watch import Place, Watch
 from gristmill.keys import RequestKeys, model_identity
 from gristmill.manifest import installed_versions
-from gristmill.merging import allowed
+from gristmill.merging import allowed, part_line
 from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
 from gristmill.stopping import Stop, interruptible
@@ -120,7 +120,7 @@ def _part(
     failed = {failure.rid: failure for failure in failures}
     for key, request in requests.items():
         answer = completion_to_json(known[key]) if key in known else unanswered_to_json(failed[request.rid])
-        yield {"key": key, **answer}
+        yield part_line(key, answer)
 
 
 def _wait_for_orphans(shard: Shard, wait_s: float) -> None:

@@ -40,8 +40,17 @@ class Line:
     key: str = ""
 
     def is_whole(self) -> bool:
-        """Whether a record's checksum is that of what stands there."""
-        return self.raw[_CRC] == _checksum(self.raw[_KEY], self.raw[_CRC.stop :])
+        """Whether a record's checksum is that of what stands there; a worker or summary has none."""
+        return self.kind in _NOTES.values() or self.raw[_CRC] == _checksum(self.raw[_KEY], self.raw[_CRC.stop :])
+
+    @property
+    def may_begin_section(self) -> bool:
+        """Whether a damaged line may be a worker's: it does not begin like a record. Who made the next is unknown."""
+        return self.kind == "damaged" and not self.raw.startswith(_RECORD)
+
+    def of_unknown_job(self) -> Line:
+        """A worker's line in the place of this one, for a job of which nothing is known."""
+        return Line("worker", self.number, note("worker", {}))
 
     def value(self) -> Any:
         """The JSON behind the key, or of the worker or summary."""
@@ -83,7 +92,11 @@ def read_lines(path: Path, wanted: Collection[bytes] | None = None) -> Iterator[
         if not header.endswith(b"\n"):
             return  # killed, or not yet done, while writing the header
         if header != HEADER:
-            raise ForeignSegment(_why(header))
+            why = _why(header)
+            if why is not None or not any(_is_record(number, raw) for number, raw in enumerate(handle, start=2)):
+                raise ForeignSegment(why or "it has no journal header")
+            yield Line("damaged", 1, header)  # its records prove themselves
+            handle.seek(len(header))
         for number, raw in enumerate(handle, start=2):
             if not raw.endswith(b"\n"):
                 return  # a torn tail: its row is asked again
@@ -98,18 +111,32 @@ def _line(number: int, raw: bytes) -> Line:
             if raw.startswith(mark, _CRC.stop) and raw[_MARK] == _CRC_MARK:
                 return Line(kind, number, raw, raw[_KEY].decode("ascii", "replace"))
     for mark, kind in _NOTES.items():
-        if raw.startswith(mark):
+        if raw.startswith(mark) and _is_note(raw, kind):
             return Line(kind, number, raw)
     return Line("damaged", number, raw)
+
+
+def _is_note(raw: bytes, kind: Kind) -> bool:
+    try:
+        found = loads(raw)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.keys() == {kind} and isinstance(found[kind], dict)
+
+
+def _is_record(number: int, raw: bytes) -> bool:
+    line = _line(number, raw)
+    return line.kind in _MARKS.values() and line.is_whole()
 
 
 def _checksum(key: bytes, tail: bytes) -> bytes:
     return b"%08x" % zlib.crc32(tail, zlib.crc32(key))
 
 
-def _why(header: bytes) -> str:
+def _why(header: bytes) -> str | None:
+    """Which other format a header names; None when it is no header."""
     try:
         version = loads(header)["gristmill_journal"]
     except (ValueError, KeyError, TypeError):
-        return "it has no journal header"
+        return None
     return f"its format is {version}, not {FORMAT}"

@@ -15,8 +15,15 @@ Log = Callable[[str], None]
 
 
 def segments(folder: Path) -> list[Path]:
-    """A journal's segments, the oldest first."""
-    return sorted(folder.glob("*.jsonl"))
+    """A journal's segments, the oldest first; a folder and a dangling link are none.
+
+    A file that is compacted away while this looks stays in the list: whoever opens it must notice.
+    """
+    return sorted(path for path in folder.glob("*.jsonl") if not path.is_dir() and not _dangles(path))
+
+
+def _dangles(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()
 
 
 def sound_segments(folder: Path, log: Log) -> list[Path]:
@@ -32,10 +39,15 @@ def sound_segments(folder: Path, log: Log) -> list[Path]:
 
 
 def believed(path: Path) -> Iterator[Line]:
-    """The lines of a segment that can be believed; none of a foreign one."""
+    """The lines of a segment that can be believed; none of a foreign one.
+
+    A damaged line that may have begun a section comes as a worker's line of a job that nothing is known of.
+    """
     with contextlib.suppress(ForeignSegment):
         for line in read_lines(path):
-            if line.kind in ("worker", "summary") or (line.kind != "damaged" and line.is_whole()):
+            if line.may_begin_section:
+                yield line.of_unknown_job()
+            elif line.kind != "damaged" and line.is_whole():
                 yield line
 
 

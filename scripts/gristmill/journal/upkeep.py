@@ -16,7 +16,7 @@ from typing import IO
 
 from gristmill import locks
 from gristmill.errors import UserError
-from gristmill.files import atomic_writer
+from gristmill.files import atomic_writer, sweep
 from gristmill.journal.lines import HEADER, ForeignSegment, Line, note, read_lines
 from gristmill.journal.reading import Log, believed, segments, sound_segments
 from gristmill.types import JsonDict
@@ -50,10 +50,7 @@ def contents(path: Path) -> Contents:
     found = Contents(path)
     try:
         for line in read_lines(path):
-            try:
-                _count(found, line)
-            except (ValueError, KeyError, TypeError):
-                found.damaged.append(line.number)
+            _count(found, line)
     except ForeignSegment as error:
         found.foreign = str(error)
     return found
@@ -131,6 +128,7 @@ def _rewrite(folder: Path, used: Collection[str] | None, log: Log) -> None:
     sources, damaged = sound_segments(folder, log), set()
     left = _answered(sources, used)
     answered = frozenset(left)
+    sweep(folder, "*-compacted-*.jsonl")  # of one that was killed: its name does not come again
     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-compacted-{os.urandom(3).hex()}.jsonl"
     with atomic_writer(folder / name) as handle:
         handle.write(HEADER)
@@ -141,6 +139,7 @@ def _rewrite(folder: Path, used: Collection[str] | None, log: Log) -> None:
                     section = section.pass_on(line)
                 elif line.kind == "damaged" or not line.is_whole():
                     damaged.add(path)
+                    section = section.pass_on(line.of_unknown_job()) if line.may_begin_section else section
                 elif line.kind == "failure":
                     section.keep(line, used is None and line.key not in answered)
                 elif line.key in answered:
