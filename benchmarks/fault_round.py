@@ -156,6 +156,8 @@ class Round:
                     break
         finally:
             self._end_all()
+            if mounted and self.problems:  # for whoever wants to know why
+                shutil.copytree(self.folder / "results", self.folder / "results-left", symlinks=True)
             if mounted:
                 fault_kinds.unmount(self.folder / "results")
 

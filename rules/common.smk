@@ -231,11 +231,11 @@ def begin():
     """Take results/ for this run, or end with one line that names who has it; then say the plan."""
     if not workflow.is_main_process:
         return
+    text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
     try:
         fence.claim(os.environ[fence.RUN])
+        write_bytes("results/plan.txt", text.encode())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
-    write_bytes("results/plan.txt", text.encode())
     print(text, end="", file=sys.stderr)

@@ -60,7 +60,7 @@ def manifest(unit: str, spec: ModelSpec, weights: JsonDict, tally: Tally, journa
 
 
 def _workers(journal_folder: Path, answered: set[str]) -> list[JsonDict]:
-    """Who made the answers; those that are in no segment any more, damaged after their part was written, are nobody's."""
+    """Who made the answers; those in no segment any more (damaged after their part was written) are nobody's."""
     found = journal.workers(journal_folder, answered)
     unknown = len(answered) - sum(worker["rows"] for worker in found)
     return [*found, {"rows": unknown}] if unknown else found

@@ -66,7 +66,7 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
         UserError: rows failed, or no group of GPUs was to be had.
         stopping.Interrupted: a signal came; what was done is in the journal.
     """
-    requests = keyed_requests(shard.requests, model, weights)
+    requests = _requests(shard, model, weights)
     purpose, wait_s = f"{shard.unit} {shard.name}", config.wait_minutes * 60
     with interruptible() as stop, _leaving_with_the_run(), locks.held(_lock_path(shard), purpose, wait_s, log):
         _wait_for_orphans(shard, wait_s)
@@ -77,6 +77,19 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
         if failures and (len(failures) > shard.may_fail(len(requests)) or len(failures) == len(requests)):
             raise UserError(_failure_message(shard, failures))
         write_jsonl(shard.part, _part(requests, known, failures))
+
+
+class UnusableShard(UserError):
+    """A shard that cannot be read. Snakemake looks at its folder only: without that, the next run splits again."""
+
+
+def _requests(shard: Shard, model: ModelConfig, weights: JsonDict) -> dict[str, Request]:
+    try:
+        return keyed_requests(shard.requests, model, weights)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnusableShard(
+            f"{shard.requests} cannot be read ({type(error).__name__}: {error}); the shards are removed, run again"
+        ) from error
 
 
 def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict) -> dict[str, Request]:
