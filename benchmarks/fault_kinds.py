@@ -181,7 +181,7 @@ def _on_segment(fault: Fault, results: Path, rng: random.Random) -> bool:
         os.truncate(
             path, rng.randint(last, end) if fault.kind == "cut in the last record" else rng.randrange(len(data))
         )
-    fault.rows = before - _rows(path.parent)
+    fault.rows = {(unit, *row) for unit, _, *row in before - _rows(path.parent)}
     fault.allowed = len(fault.rows)
     fault.detail = f"{fault.detail} {path.parent.parent.name} {len(data)} -> {path.stat().st_size} bytes".strip()
     return True
@@ -197,7 +197,7 @@ def flip(path: Path, rng: random.Random) -> int:
 
 
 def _rows(journal: Path) -> set[tuple[str, ...]]:
-    """The rows that a journal has whole answers to."""
+    """The rows that a journal has whole answers to: unit, key, id, sample, variant."""
     unit = "/".join(journal.parent.parts[journal.parent.parts.index("results") + 1 :])
     found: set[tuple[str, ...]] = set()
     for path in segments(journal):
@@ -206,7 +206,7 @@ def _rows(journal: Path) -> set[tuple[str, ...]]:
                 if line.kind == "completion":
                     answer = line.completion()
                     found.add((unit, line.key, *map(str, answer.rid)))
-    return {(unit, *rest) for unit, _, *rest in found}
+    return found
 
 
 def _on_journal(fault: Fault, results: Path, rng: random.Random) -> bool:

@@ -39,10 +39,13 @@ class Setting:
     more: int
     seconds: str
     batch_rows: int
+    gpus: tuple[int, ...]
+    #: Faults in a round before it is left alone, half of them before there are more rows.
+    faults: int
 
 
-ECHO = Setting("echo", 18, 6, "0.15", 1)
-SMOLLM2 = Setting("smollm2", 10, 4, "0.05", 2)
+ECHO = Setting("echo", 18, 6, "0.15", 1, (1, 2, 2, 3), 16)
+SMOLLM2 = Setting("smollm2", 8, 4, "0.1", 2, (1, 2), 16)
 
 
 def write_project(folder: Path, setting: Setting, rows: int, prompt: int) -> None:
@@ -122,8 +125,6 @@ class Round:
     setting: Setting
     seed: str
     references: References
-    #: Faults before the run is left alone.
-    most: int = 8
     with_disk: bool = True
     faults: list[Fault] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -135,7 +136,7 @@ class Round:
     _gpu: int = 1
 
     def play(self, stop: Callable[[], bool]) -> None:
-        """Faults over a fresh folder, then over the same with more rows, until `stop` or `most`."""
+        """Faults over a fresh folder, then over the same with more rows, until `stop`."""
         rng = random.Random(f"{self.seed} round")
         self._rows = self.setting.rows
         write_project(self.folder, self.setting, self._rows, 0)
@@ -146,15 +147,17 @@ class Round:
         try:
             for more in range(1 + rng.randrange(2)):
                 if more:
-                    self._damage_files(self.most * 2)
+                    self._damage_files(self.setting.faults)
                     self._rows += self.setting.more
                     write_project(self.folder, self.setting, self._rows, self._prompt)
-                self._disturb(self.most * (more + 1), stop)
+                self._disturb(self.setting.faults // 2 * (more + 1), stop)
                 self._check()
                 if self.problems or stop():
                     break
         finally:
             self._end_all()
+            if mounted and self.problems:  # for whoever wants to know why
+                shutil.copytree(self.folder / "results", self.folder / "results-left", symlinks=True)
             if mounted:
                 fault_kinds.unmount(self.folder / "results")
 
@@ -178,7 +181,7 @@ class Round:
         for fault in self._open:
             fault.reruns += 1
         rng = self._rng()
-        self._gpu = rng.choice((1, 2, 2, 3))
+        self._gpu = rng.choice(self.setting.gpus)
         said = self.folder / f"said-{self._draws}.txt"
         with open(said, "w") as handle:
             start = time.time()

@@ -23,6 +23,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -57,6 +58,8 @@ class Campaign:
         self._lock = threading.Lock()
         self._next = 0
         self.rounds: list[Round] = []
+        # A shell's `command &` ignores SIGINT, and so would everything that is started here.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def run(self, setting: Setting, count: int, at_once: int) -> None:
         """At least `count` faults over one engine, unless the time is over."""

@@ -293,12 +293,12 @@ def begin():
     """Take results/ for this run, or end with one line that names who has it; then say the plan, which alone takes none."""
     if not workflow.is_main_process:
         return
-    if {job.rule.name for job in workflow.dag.jobs} != {"plan"}:
-        try:
-            fence.claim(os.environ[fence.RUN])
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
     text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
-    write_bytes("results/plan.txt", text.encode())
+    try:
+        if {job.rule.name for job in workflow.dag.jobs} != {"plan"}:
+            fence.claim(os.environ[fence.RUN])
+        write_bytes("results/plan.txt", text.encode())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     print(text, end="", file=sys.stderr)

@@ -12,16 +12,18 @@ none is left, the model is not loaded. TERM and INT keep what is done; run again
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
+from gristmill import fence
 from gristmill.config.schema import GpusConfig
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.planning.workers import Worker, decode_workers, worker_of
 from gristmill.stopping import Interrupted
 from gristmill.weights import read_description
-from gristmill.worker import Shard, run_shard
+from gristmill.worker import Shard, UnusableShard, run_shard
 
 
 def main() -> None:
@@ -57,6 +59,10 @@ def main() -> None:
     weights = read_description(args.weights, spec.name, spec.model)
     try:
         run_shard(shard, spec.model, weights, decode(GpusConfig, args.gpus), args.threads)
+    except UnusableShard:
+        with fence.passed(args.shard):
+            shutil.rmtree(args.shard.parent, ignore_errors=True)
+        raise
     except Interrupted as stop:
         print(f"stopped by {stop}; finished rows are in {args.journal}; run again to go on", file=sys.stderr)
         raise SystemExit(128 + stop.signum) from None

@@ -1,5 +1,6 @@
 """Facts about the fence: one Snakemake a results folder, and no writing by what a killed one left behind."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -29,6 +30,19 @@ def test_a_second_claim_names_the_first_and_a_third_follows_when_it_has_ended() 
         fence.claim("two")
     locks.release(lock)
     locks.release(fence.claim("two"))
+
+
+def test_a_disk_that_is_full_when_a_run_starts_is_one_line_and_leaves_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(UserError, match=r"fence cannot be written: No space left on device; make room") as caught:
+            fence.claim("one")
+    assert "\n" not in str(caught.value)
+    locks.release(fence.claim("one"))
+    assert (fence.FOLDER / "fence").read_text() == "one"
 
 
 def test_a_claim_ends_with_a_killed_process(here: Path) -> None:

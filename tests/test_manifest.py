@@ -41,4 +41,13 @@ def test_a_manifest_says_what_made_the_answers(tmp_path: Path) -> None:
     assert found["spec"]["model"]["engine"] == "echo"
     assert found["weights"] == {"weights_hash": "echo"}
     assert found["packages"]["torch"]
-    assert [(worker["engine"], worker["rows"]) for worker in found["workers"]] == [("echo", 1)]
+    first, nobody = found["workers"]
+    assert (first["engine"], first["rows"]) == ("echo", 1)
+    assert nobody == {"rows": 1}  # in the part, and in no segment any more
+
+
+def test_rows_that_failed_are_nobodys_answers(tmp_path: Path) -> None:
+    tally = Tally()
+    list(tally.through([line("a" * 32, "out_of_memory")]))
+    found = manifest("runs/a", SPEC, {"weights_hash": "echo"}, tally, tmp_path)
+    assert (found["requests"], found["workers"]) == (1, [])

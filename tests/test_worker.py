@@ -48,6 +48,14 @@ def work(shard: Shard, model: ModelConfig = ECHO) -> None:
     run_shard(shard, model, WEIGHTS, NO_WAIT, 1)
 
 
+def generate_command(folder: Path, shard: Shard) -> list[str]:
+    """The program for a shard, with weights.json of the folder."""
+    spec = {"name": "m", "model": {"engine": "echo"}}
+    command = [sys.executable, str(SCRIPTS / "generate.py"), "--spec", json.dumps(spec), "--unit", "runs/a"]
+    command += ["--weights", str(folder / "weights.json"), "--shard", str(shard.requests)]
+    return [*command, "--journal", str(shard.journal), "--out", str(shard.part), "--gpu-samples", str(folder / "gpu")]
+
+
 def part(shard: Shard) -> dict[str, Any]:
     """Row → text of the part, in its order."""
     return {line["id"]: line["text"] for line in read_jsonl(shard.part)}
@@ -252,6 +260,22 @@ def test_an_engine_that_answers_other_than_it_was_asked_is_an_error_and_not_a_ho
 # ---- set-ups that cannot work
 
 
+@pytest.mark.parametrize("damage", ["gone", "cut", "no request"])
+def test_a_shard_that_cannot_be_read_is_one_line_and_its_folder_goes(tmp_path: Path, damage: str) -> None:
+    shard = shard_of(tmp_path, ["a"])
+    if damage == "gone":
+        shard.requests.unlink()
+    else:
+        shard.requests.write_text('{"id": "a", "samp' if damage == "cut" else "{}\n")
+    write_json(tmp_path / "weights.json", WEIGHTS)
+    result = subprocess.run(generate_command(tmp_path, shard), stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "1-of-1.jsonl cannot be read" in result.stderr
+    assert "the shards are removed, run again" in result.stderr
+    assert not shard.requests.parent.exists()  # so that Snakemake splits again
+
+
 def test_weights_that_are_gone_are_named_with_the_next_step(tmp_path: Path) -> None:
     shard = shard_of(tmp_path, ["a"])
     weights = WEIGHTS | {"folder": str(tmp_path / "gone")}
@@ -329,10 +353,7 @@ def test_a_stopped_worker_keeps_what_is_done_and_the_next_asks_only_the_rest(
     rows = [f"r{row}" for row in range(60)]
     shard = shard_of(tmp_path, rows)
     write_json(tmp_path / "weights.json", WEIGHTS)
-    spec = {"name": "m", "model": {"engine": "echo"}}
-    command = [sys.executable, str(SCRIPTS / "generate.py"), "--spec", json.dumps(spec), "--unit", "runs/a"]
-    command += ["--weights", str(tmp_path / "weights.json"), "--shard", str(shard.requests)]
-    command += ["--journal", str(shard.journal), "--out", str(shard.part), "--gpu-samples", str(tmp_path / "gpu")]
+    command = generate_command(tmp_path, shard)
     environment = {"GRISTMILL_ECHO_SECONDS": "0.1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
         while len(asked(tmp_path)) < 3:

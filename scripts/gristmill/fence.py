@@ -39,10 +39,16 @@ def claim(run: str, folder: Path = FOLDER) -> int:
         raise UserError(
             f"{folder.parent}/ is in use by {locks.holder(folder / 'lock')}; wait for it or stop it, then run again"
         )
-    with _open(folder / "fence") as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, run.encode(), 0)
+    try:
+        with _open(folder / "fence") as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.pwrite(fd, run.encode(), 0)  # over the last run's: one that is there needs no room on the disk
+            os.ftruncate(fd, len(run.encode()))
+    except OSError as error:
+        locks.release(lock)
+        raise UserError(
+            f"{folder / 'fence'} cannot be written: {error.strerror}; make room or make it writable, then run again"
+        ) from error
     return lock
 
 

@@ -33,8 +33,9 @@ def try_lock(path: Path, purpose: str) -> int | None:
         os.close(fd)
         raise UserError(f"{path} cannot be locked: {error.strerror}; use a folder on a disk with file locks") from error
     note = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": time.time()})
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, note.encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: the lock holds, and only its note is missing
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, note.encode(), 0)
     return fd
 
 

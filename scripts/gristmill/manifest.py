@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gristmill import GENERATION_VERSION, __version__, journal
 from gristmill.config.specs import ModelSpec
-from gristmill.types import JsonDict
+from gristmill.types import FAILURE_REASONS, JsonDict
 
 PACKAGES = ("torch", "transformers", "accelerate", "snakemake", "pandas", "nvidia-ml-py")
 
@@ -22,6 +22,8 @@ class Tally:
     """What the generations add up to, counted while they pass through to the file."""
 
     keys: set[str] = field(default_factory=set)
+    #: Of rows that failed and that the run goes on without.
+    failed: set[str] = field(default_factory=set)
     finish_reasons: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -30,6 +32,8 @@ class Tally:
         """Pass the generations on unchanged."""
         for line in generations:
             self.keys.add(line["key"])
+            if line["finish_reason"] in FAILURE_REASONS:
+                self.failed.add(line["key"])
             self.finish_reasons[line["finish_reason"]] += 1
             self.prompt_tokens += line["prompt_tokens"]
             self.completion_tokens += line["completion_tokens"]
@@ -51,8 +55,15 @@ def manifest(unit: str, spec: ModelSpec, weights: JsonDict, tally: Tally, journa
         "finish_reasons": dict(sorted(tally.finish_reasons.items())),
         "prompt_tokens": tally.prompt_tokens,
         "completion_tokens": tally.completion_tokens,
-        "workers": journal.workers(journal_folder, tally.keys),
+        "workers": _workers(journal_folder, tally.keys - tally.failed),
     }
+
+
+def _workers(journal_folder: Path, answered: set[str]) -> list[JsonDict]:
+    """Who made the answers; those in no segment any more (damaged after their part was written) are nobody's."""
+    found = journal.workers(journal_folder, answered)
+    unknown = len(answered) - sum(worker["rows"] for worker in found)
+    return [*found, {"rows": unknown}] if unknown else found
 
 
 def installed_versions() -> dict[str, str | None]:

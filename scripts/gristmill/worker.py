@@ -70,7 +70,7 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
         stopping.Interrupted: a signal came; what was done is in the journal.
     """
     job = _Job(shard, model, weights, config, threads, tuple(_usable(shard, model, config)))
-    requests = keyed_requests(shard.requests, model, weights, bool(job.there))
+    requests = _requests(job)
     purpose, wait_s = f"{shard.unit} {shard.name}", config.wait_minutes * 60
     with interruptible() as stop, _leaving_with_the_run(), locks.held(_lock_path(shard), purpose, wait_s, log):
         _wait_for_orphans(shard, wait_s)
@@ -83,6 +83,20 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
         if failures and (len(failures) > shard.may_fail(len(requests)) or len(failures) == len(requests)):
             raise UserError(_failure_message(shard, failures))
         write_jsonl(shard.part, _part(requests, known, failures))
+
+
+class UnusableShard(UserError):
+    """A shard that cannot be read. Snakemake looks at its folder only: without that, the next run splits again."""
+
+
+def _requests(job: _Job) -> dict[str, Request]:
+    path = job.shard.requests
+    try:
+        return keyed_requests(path, job.model, job.weights, bool(job.there))
+    except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+        raise UnusableShard(
+            f"{path} cannot be read ({type(error).__name__}: {error}); the shards are removed, run again"
+        ) from error
 
 
 def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict, on_gpu: bool = False) -> dict[str, Request]:
