@@ -141,8 +141,8 @@ def test_term_to_a_job_keeps_its_rows_and_its_retry_goes_on(project: Project) ->
     pipe = {"stderr": subprocess.PIPE, "text": True}
     first = subprocess.Popen(project.command(), cwd="/", env=slow, start_new_session=True, **pipe)
     wait_until(lambda: len(project.asked("runs/plain")) >= 8)
-    header = next((project.folder / "results/runs/plain/journal").glob("*.jsonl")).read_bytes().split(b"\n")[0]
-    os.kill(json.loads(header)["pid"], signal.SIGTERM)
+    segment = next((project.folder / "results/runs/plain/journal").glob("*.jsonl"))
+    os.kill(json.loads(segment.read_bytes().split(b"\n")[1])["worker"]["pid"], signal.SIGTERM)
     _, said = first.communicate(timeout=60)
     assert first.returncode == 0
     assert "stopped by SIGTERM" in said  # the retry has a log of its own
