@@ -5,7 +5,8 @@
   last line, which is dropped when read.
 - A record is found by its key (keys.py), so the number of shards, the order of rows and the config's names may change.
 - Every record has a checksum. A damaged one is not believed and named, and its row is asked again; the others of its
-  segment stand, also below a damaged header. A segment of another format is set aside under another name; nothing is ever deleted for being broken.
+  segment stand, also below a damaged header. A segment of another format is set aside under another name; nothing is
+  ever deleted for being broken.
 - Failures are recorded for people and never count as answers.
 - After a merge the segments of finished jobs become one (upkeep.py).
 
