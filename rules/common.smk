@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snakemake.resources import Resource
 
-from gristmill import GENERATION_VERSION, fence
+from gristmill import GENERATION_VERSION, fence, keys
 from gristmill.gpu import gpus, lease
 from gristmill.config import specs
 from gristmill.config.check import check_data, rows_up_to
@@ -80,6 +80,7 @@ def load():
         if set("{}") & set(str(workflow.basedir)):  # Snakemake looks for wildcards in the paths of its conda files
             raise UserError(f"Snakemake cannot run from a path with {{ or }}: {workflow.basedir}; move the checkout")
         refuse_repeated_keys(workflow.configfiles)
+        fence.check_place()
         loaded = load_config(config, [Path.cwd(), Path(workflow.basedir)])
         check_data(loaded)
         check_descriptions(loaded)
@@ -221,10 +222,15 @@ def report_spec(wildcards):
     return specs.encode(specs.ReportSpec.from_config(CONFIG))
 
 
+def content_of(*paths):
+    """The files' fingerprints, for the params: a file that is replaced by one with an older date is no newer input."""
+    return [keys.file_fingerprint(Path(path)) for path in paths]
+
+
 def weights_files(wildcards):
     """A local model folder's files, so that retrained weights are noticed; other sources are named by their revision.
 
-    They are named in the params too: a file that went away, or came with an old date, is no newer input.
+    They are in the params too: a file that went away, or came with an old date, is no newer input.
     """
     source = CONFIG.models[wildcards.model].source
     return weights_inputs(Path(source)) if source and Path(source).is_dir() else []
@@ -295,7 +301,9 @@ def begin():
         return
     text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
     try:
-        if {job.rule.name for job in workflow.dag.jobs} != {"plan"}:
+        if {job.rule.name for job in workflow.dag.jobs} == {"plan"}:
+            del os.environ[fence.RUN]  # it is of no run, and stands beside any
+        else:
             fence.claim(os.environ[fence.RUN])
         write_bytes("results/plan.txt", text.encode())
     except UserError as error:

@@ -12,7 +12,7 @@ rule prepare_model:
         "../envs/cpu.yaml"
     params:
         spec=model_spec,
-        files=lambda w: [path.name for path in weights_files(w)],
+        files=lambda w: [(path.name, *content_of(path)) for path in weights_files(w)],
     shell:
         program("prepare_model.py") + " --spec {params.spec:q} --out {output:q} > {log:q} 2>&1"
 

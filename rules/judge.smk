@@ -15,6 +15,7 @@ rule judge_requests:
     params:
         spec=judge_spec,
         code=QUESTION_CODE,
+        content=lambda w: content_of(prompt_of(w).file),
     shell:
         program("judge_requests.py") + " --spec {params.spec:q} --generations {input.generations:q} "
         "--out {output:q} > {log:q} 2>&1"
@@ -64,6 +65,7 @@ use rule merge as judge_merge with:
         unit="judges/{judge}/{target}",
         journal=f"{JUDGE}/journal",
         may_fail=may_fail,
+        template=lambda w: content_of(*template_of(w)),
 
 
 rule verdicts:

@@ -21,6 +21,7 @@ rule merge:
         unit="runs/{run}",
         journal=f"{RUN}/journal",
         may_fail=may_fail,
+        template=lambda w: content_of(*template_of(w)),
     shell:
         program("merge.py", *PLACEMENTS)
         + " --spec {params.spec:q} --weights {input.weights:q} --unit {params.unit:q} "

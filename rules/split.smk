@@ -14,6 +14,7 @@ rule render_requests:
     params:
         spec=requests_spec,
         code=RENDER_CODE,
+        content=lambda w: content_of(dataset_of(w).path, prompt_of(w).file),
     shell:
         program("render_requests.py") + " --spec {params.spec:q} --out {output:q} > {log:q} 2>&1"
 

@@ -10,7 +10,7 @@ import pytest
 from gristmill import keys
 from gristmill.codec import request_to_json
 from gristmill.config.schema import ModelConfig
-from gristmill.files import write_jsonl
+from gristmill.files import with_checksum, write_jsonl
 from gristmill.keys import RequestKeys, code_digest, digest, model_identity, request_key, row_seed
 from gristmill.types import Request, Sampling
 from gristmill.worker import keyed_requests
@@ -197,14 +197,14 @@ def shard_line(content: str, prompt_tokens: int) -> dict[str, Any]:
 def test_a_shards_keys_ignore_the_models_name_and_folder(tmp_path: Path) -> None:
     shards = [tmp_path / "1-of-2.jsonl", tmp_path / "3-of-9.jsonl"]
     for path in shards:
-        write_jsonl(path, [shard_line("a", 1), shard_line("b", 1)])
+        write_jsonl(path, map(with_checksum, [shard_line("a", 1), shard_line("b", 1)]))
     here = {"name": "a", "folder": "/here", "weights_hash": "abc", "context_tokens": 10}
     there = here | {"name": "b", "folder": "/there"}
     assert list(keyed_requests(shards[0], MODEL, here)) == list(keyed_requests(shards[1], MODEL, there))
 
 
 def test_a_new_overflow_policy_asks_only_the_prompts_that_do_not_fit(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "1-of-1.jsonl", [shard_line("fits", 6), shard_line("does not", 7)])
+    write_jsonl(tmp_path / "1-of-1.jsonl", map(with_checksum, [shard_line("fits", 6), shard_line("does not", 7)]))
     weights = {"weights_hash": "abc", "context_tokens": 10}
     by_policy: list[dict[str, str]] = []
     for policy in ("skip", "truncate_left"):

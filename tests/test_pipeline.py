@@ -386,3 +386,32 @@ def test_more_failed_rows_than_the_run_may_have_are_no_result(project: Project) 
     assert not (project.folder / "results/runs/plain/generations.jsonl").exists()
     project.done(gpu=2)
     assert project.value("runs/plain/metrics.json")["failed_rows"] == []
+
+
+# ---- what a newcomer met
+
+
+def test_a_plan_is_shown_in_a_folder_with_results(project: Project) -> None:
+    project.done()
+    assert "model echo: " in project.done("plan")
+    assert "Nothing to be done" in project.done()
+
+
+def test_a_prompt_that_is_put_back_with_its_old_date_is_noticed(project: Project) -> None:
+    old = (project.folder / "ask.jinja").stat()
+    project.done()
+    project.write_prompt("ask.jinja", "please {{ question }}")
+    project.done()
+    project.write_prompt("ask.jinja", "{{ question }}")
+    os.utime(project.folder / "ask.jinja", ns=(old.st_atime_ns, old.st_mtime_ns))
+    project.done()
+    assert project.lines("runs/plain/generations.jsonl")[3]["text"] == "say 3"
+
+
+def test_results_that_are_a_file_or_a_link_to_nowhere_are_one_line(project: Project) -> None:
+    results = project.folder / "results"
+    results.write_text("")
+    assert "config error: results is a file" in project.run().stdout
+    results.unlink()
+    results.symlink_to("gone")
+    assert "config error: results is a link that leads nowhere (gone)" in project.run().stdout

@@ -60,7 +60,7 @@ def test_a_shard_has_what_the_model_needs_and_no_more(tmp_path: Path) -> None:
     path = requests_file(tmp_path, 4)
     split(path, tmp_path / "out", 1, SPEC, WEIGHTS)
     (found,) = shards_in(tmp_path / "out")["1-of-1.jsonl"]
-    assert set(found) == {"id", "sample", "variant", "messages", "sampling", "prompt_tokens"}
+    assert set(found) == {"id", "sample", "variant", "messages", "sampling", "prompt_tokens", "crc32"}
     assert request_from_json(found) == request_from_json(next(iter(read_jsonl(path))))
 
 

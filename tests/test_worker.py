@@ -16,7 +16,7 @@ import pytest
 from gristmill import fence, journal, locks, worker
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.errors import UserError
-from gristmill.files import read_jsonl, write_json, write_jsonl
+from gristmill.files import read_jsonl, with_checksum, write_json, write_jsonl
 from gristmill.journal import Segment
 from gristmill.locks import try_lock
 from gristmill.planning.workers import Worker
@@ -39,7 +39,7 @@ def shard_of(folder: Path, names: Sequence[str], name: str = "1-of-1", content: 
         for row in names
     ]  # fmt: skip
     path = folder / "shards" / f"{name}.jsonl"
-    write_jsonl(path, lines)
+    write_jsonl(path, map(with_checksum, lines))
     samples = folder / "gpu" / f"{name}.jsonl"
     return Shard("runs/a", name, path, folder / "journal", folder / "parts" / f"{name}.jsonl", samples, Worker(gpus=1))
 

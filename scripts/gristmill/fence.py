@@ -24,6 +24,19 @@ RUN = "GRISTMILL_RUN"
 FOLDER = Path("results/.gristmill")
 
 
+def check_place(folder: Path = FOLDER) -> None:
+    """Refuse a results folder that is something else, before Snakemake meets it.
+
+    Raises:
+        UserError: it is a file, or a link that leads nowhere.
+    """
+    results = folder.parent
+    if results.is_symlink() and not results.exists():
+        raise UserError(f"{results} is a link that leads nowhere ({results.readlink()}); make its target or remove it")
+    if results.exists() and not results.is_dir():
+        raise UserError(f"{results} is a file, but the results go into a folder of that name; move it away")
+
+
 def claim(run: str, folder: Path = FOLDER) -> int:
     """Take the results folder for a run, for as long as this process lives; returns the lock's descriptor.
 

@@ -19,6 +19,7 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -208,6 +209,23 @@ def read_jsonl(path: Path | str) -> Iterator[Any]:
 
 
 _NOT_AS_WRITTEN = "the file was cut or edited; remove it and run again, and it is made anew"
+
+
+def with_checksum(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of a file between two jobs with a checksum of its columns."""
+    return {"crc32": zlib.crc32(dumps(line)), **line}
+
+
+def checked(line: Any) -> Any:
+    """The columns of such a line.
+
+    Raises:
+        ValueError: they are not those that were written.
+    """
+    columns = {name: value for name, value in line.items() if name != "crc32"}
+    if line.get("crc32") != zlib.crc32(dumps(columns)):
+        raise ValueError("its checksum is not that of what stands there")
+    return columns
 
 
 def _refuse_constant(name: str) -> Any:

@@ -105,6 +105,21 @@ def row_seed(request: Request) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
 
 
+#: Files up to this size are known by their content; larger ones by size and date, for a start must take no time.
+MAX_HASHED_BYTES = 16_000_000
+
+
+def file_fingerprint(path: Path) -> str:
+    """What tells an input file from another one, whatever their dates; a file that is not there has none."""
+    try:
+        found = path.stat()
+        if found.st_size > MAX_HASHED_BYTES:
+            return f"{found.st_size}:{found.st_mtime_ns}"
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""
+
+
 def code_digest(*modules: str) -> str:
     """A hash of the source of modules or packages of this library: a param that reruns cheap steps when they change.
 

@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gristmill.errors import UserError, some
-from gristmill.files import dumps, read_json, read_jsonl
+from gristmill.files import checked, read_json, read_jsonl, with_checksum
 from gristmill.types import FAILURE_REASONS, JsonDict, RequestId
 
 
@@ -42,8 +41,7 @@ def merged(requests: Iterable[JsonDict], parts: Sequence[Path]) -> Iterator[Json
 
 def part_line(key: str, answer: JsonDict) -> JsonDict:
     """A line of a part: an answer's columns, its key and a checksum of both."""
-    line = {"key": key, **answer}
-    return {"crc32": _checksum(line), **line}
+    return with_checksum({"key": key, **answer})
 
 
 def within_limit(generations: Iterable[JsonDict], max_failed_ratio: float) -> Iterator[JsonDict]:
@@ -125,16 +123,11 @@ class _Head:
     def advance(self) -> None:
         try:
             line = next(self._lines, _END)
-            if line is not _END and line.pop("crc32") != _checksum(line):
-                raise ValueError(f"the checksum of {_rid(line)} is not that of its answer")
+            line = line if line is _END else checked(line)
             self.rid = None if line is _END else _rid(line)
             self.answer = {} if line is _END else {name: line[name] for name in _ANSWER_COLUMNS}
         except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnusableParts(f"{self.path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}") from error
-
-
-def _checksum(line: JsonDict) -> int:
-    return zlib.crc32(dumps(line))
 
 
 def _await(head: _Head, waiting: dict[RequestId, _Head]) -> None:

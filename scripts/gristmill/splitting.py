@@ -21,7 +21,7 @@ from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
 from gristmill.engines.overflow import overflows, refuse_overflow
 from gristmill.errors import UserError
-from gristmill.files import atomic_folder, dumps, read_jsonl
+from gristmill.files import atomic_folder, dumps, read_jsonl, with_checksum
 from gristmill.memory.estimate import Load
 from gristmill.memory.shapes import read_shape
 from gristmill.planning.memory import check_worker
@@ -60,9 +60,8 @@ def split(
         names = [temporary / f"{shard}-of-{shards}.jsonl" for shard in range(1, shards + 1)]
         handles = [stack.enter_context(open(name, "wb")) for name in names]
         for line, tokens, shard in zip(read_jsonl(requests), lengths, assignment, strict=True):
-            handles[shard].write(
-                dumps({name: line[name] for name in _SHARD_COLUMNS} | {"prompt_tokens": tokens}) + b"\n"
-            )
+            columns = {name: line[name] for name in _SHARD_COLUMNS} | {"prompt_tokens": tokens}
+            handles[shard].write(dumps(with_checksum(columns)) + b"\n")
         for handle in handles:
             handle.flush()
             os.fsync(handle.fileno())

@@ -24,7 +24,7 @@ from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.engines import context_limit, open_engine
 from gristmill.engines.overflow import overflows
 from gristmill.errors import UserError, some
-from gristmill.files import read_jsonl, write_jsonl
+from gristmill.files import checked, read_jsonl, write_jsonl
 from gristmill.gpu import gpus, lease
 from gristmill.gpu.watch import Place, Watch
 from gristmill.keys import RequestKeys, model_identity
@@ -104,7 +104,7 @@ def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict, on_gpu: bo
     keys = RequestKeys(model_identity(model, weights, on_gpu), model)
     limit = context_limit(model, weights)
     found: dict[str, Request] = {}
-    for line in read_jsonl(path):
+    for line in map(checked, read_jsonl(path)):
         request = request_from_json(line)
         overflowed = limit if overflows(request, line["prompt_tokens"], limit) else None
         found[keys.key(request, overflowed)] = request

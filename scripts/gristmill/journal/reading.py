@@ -15,15 +15,11 @@ Log = Callable[[str], None]
 
 
 def segments(folder: Path) -> list[Path]:
-    """A journal's segments, the oldest first; a folder and a dangling link are none.
+    """A journal's segments, the oldest first; a folder, a pipe and a dangling link are none.
 
     A file that is compacted away while this looks stays in the list: whoever opens it must notice.
     """
-    return sorted(path for path in folder.glob("*.jsonl") if not path.is_dir() and not _dangles(path))
-
-
-def _dangles(path: Path) -> bool:
-    return path.is_symlink() and not path.exists()
+    return sorted(path for path in folder.glob("*.jsonl") if path.is_file() or not (path.exists() or path.is_symlink()))
 
 
 def sound_segments(folder: Path, log: Log) -> list[Path]:
