@@ -19,6 +19,7 @@ from gristmill.errors import UserError, run_main, some
 from gristmill.files import read_jsonl
 from gristmill.journal.reading import segments
 from gristmill.journal.upkeep import Contents, contents, prune, unused
+from gristmill.merging import proven
 
 SHOWN_FAILURES = 20
 
@@ -78,12 +79,30 @@ def _prune(folders: Sequence[Path], apply: bool) -> None:
         if not generations.is_file():
             print(f"{folder}: left as it is, for {generations} is not there to say what is used")
             continue
-        used = {line["key"] for line in read_jsonl(generations)}
+        used = _used(generations)
         print(f"{folder}: {unused(folder, used)} answers that {generations.name} does not use")
         if apply:
             prune(folder, used, lambda text: print(f"  {text}"))
     if not apply:
         print("nothing was changed; prune --apply drops them")
+
+
+def _used(generations: Path) -> set[str]:
+    """The keys of the answers to the current requests.
+
+    Raises:
+        UserError: generations.jsonl was cut, or answers other requests than there are now.
+    """
+    requests = read_jsonl(generations.with_name("requests.jsonl"))
+    used: set[str] = set()
+    for line in proven(generations):
+        request = next(requests, None)
+        if request is None or any(line[name] != request[name] for name in ("id", "sample", "variant", "messages")):
+            raise UserError(f"{generations} does not answer the current requests; run to the end first, then prune")
+        used.add(line["key"])
+    if next(requests, None) is not None:
+        raise UserError(f"{generations} does not answer the current requests; run to the end first, then prune")
+    return used
 
 
 def _by(one: Contents) -> str:

@@ -415,3 +415,26 @@ def test_results_that_are_a_file_or_a_link_to_nowhere_are_one_line(project: Proj
     results.unlink()
     results.symlink_to("gone")
     assert "config error: results is a link that leads nowhere (gone)" in project.run().stdout
+
+
+def journal_program(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "journal.py"), *arguments]
+    return subprocess.run(command, cwd=project.folder, capture_output=True, text=True, check=False)
+
+
+def test_prune_drops_what_no_request_asks_for_and_refuses_when_that_is_not_known(project: Project) -> None:
+    project.done()
+    project.write_prompt("ask.jinja", "please {{ question }}")
+    project.done()
+    assert "12 answers that generations.jsonl does not use" in journal_program(project, "prune").stdout
+    folder = project.folder / "results/runs/plain"
+    whole = (folder / "generations.jsonl").read_bytes()
+    (folder / "generations.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:5]))
+    assert "the file was cut or edited" in journal_program(project, "prune", "--apply").stderr
+    (folder / "generations.jsonl").write_bytes(whole.replace(b"please say 3", b"please say 4"))
+    assert "does not answer the current requests" in journal_program(project, "prune", "--apply").stderr
+    (folder / "generations.jsonl").write_bytes(whole)
+    assert journal_program(project, "prune", "--apply").returncode == 0
+    assert sorted(project.asked("runs/plain")) == sorted(f"r{n}" for n in range(12))
+    assert journal_program(project, "check").returncode == 0
+    assert "1 segments, 12 answers, 0 failures" in journal_program(project, "show").stdout
