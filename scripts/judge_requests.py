@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gristmill.config.specs import JudgeSpec, decode
 from gristmill.errors import run_main
-from gristmill.files import write_jsonl
+from gristmill.files import write_sealed
 from gristmill.judging.requests import judge_requests
 from gristmill.merging import proven
 
@@ -28,7 +28,7 @@ def main() -> None:
     """Read the answers, write the requests."""
     args = _arguments()
     spec = decode(JudgeSpec, args.spec)
-    count = write_jsonl(args.out, judge_requests(spec, [proven(path) for path in args.generations]))
+    count = write_sealed(args.out, judge_requests(spec, [proven(path) for path in args.generations]))
     print(f"{count} judge requests in {args.out}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
-from gristmill.files import read_jsonl, write_json, write_jsonl
+from gristmill.files import check_seal, read_jsonl, write_json, write_sealed
 from gristmill.journal.upkeep import compact
 from gristmill.manifest import Tally, manifest
 from gristmill.merging import UnusableParts, merged, within_limit
@@ -37,10 +37,11 @@ def main() -> None:
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec).placed(args.placements)
     weights = read_description(args.weights, spec.name, spec.model)
+    check_seal(args.requests)
     tally = Tally()
     try:
         generations = within_limit(merged(read_jsonl(args.requests), args.parts), args.max_failed_ratio)
-        count = write_jsonl(args.generations, tally.through(generations))
+        count = write_sealed(args.generations, tally.through(generations))
     except UnusableParts:
         for part in args.parts:
             part.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gristmill.config.specs import RequestsSpec, decode
 from gristmill.errors import run_main
-from gristmill.files import write_jsonl
+from gristmill.files import write_sealed
 from gristmill.progress import log
 from gristmill.rendering import requests
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     spec = decode(RequestsSpec, args.spec)
-    count = write_jsonl(args.out, requests(spec))
+    count = write_sealed(args.out, requests(spec))
     log(f"{count} requests from {spec.dataset.path}")
 
 

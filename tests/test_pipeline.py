@@ -430,11 +430,31 @@ def test_prune_drops_what_no_request_asks_for_and_refuses_when_that_is_not_known
     folder = project.folder / "results/runs/plain"
     whole = (folder / "generations.jsonl").read_bytes()
     (folder / "generations.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:5]))
-    assert "the file was cut or edited" in journal_program(project, "prune", "--apply").stderr
-    (folder / "generations.jsonl").write_bytes(whole.replace(b"please say 3", b"please say 4"))
-    assert "does not answer the current requests" in journal_program(project, "prune", "--apply").stderr
+    assert "is not what generations.jsonl.sha256 says" in journal_program(project, "prune", "--apply").stderr
     (folder / "generations.jsonl").write_bytes(whole)
+    asked = (folder / "requests.jsonl").read_bytes()
+    (folder / "requests.jsonl").write_bytes(asked.replace(b"please say 3", b"say 3"))  # a run that was killed since
+    assert "does not answer the current requests" in journal_program(project, "prune", "--apply").stderr
+    (folder / "requests.jsonl").write_bytes(asked)
     assert journal_program(project, "prune", "--apply").returncode == 0
     assert sorted(project.asked("runs/plain")) == sorted(f"r{n}" for n in range(12))
     assert journal_program(project, "check").returncode == 0
     assert "1 segments, 12 answers, 0 failures" in journal_program(project, "show").stdout
+
+
+@pytest.mark.parametrize(("name", "after"), [("requests.jsonl", "split"), ("generations.jsonl", "metrics")])
+def test_a_result_that_is_cut_or_edited_by_hand_is_refused_and_made_anew(
+    project: Project, name: str, after: str
+) -> None:
+    project.done()
+    path = project.folder / "results/runs/plain" / name
+    whole = path.read_bytes()
+    for damaged in (b"".join(whole.splitlines(keepends=True)[:5]), whole.replace(b"say 7", b"say 8")):
+        path.write_bytes(damaged)
+        result = project.run()
+        assert (result.returncode, f"Error in rule {after}" in result.stdout) == (1, True)
+        assert f"plain/{name} is not what {name}.sha256 says; the file was cut or edited" in result.stdout
+    path.unlink()
+    project.done()
+    assert [line["id"] for line in project.lines("runs/plain/generations.jsonl")] == [f"r{n}" for n in range(12)]
+    assert sorted(project.asked("runs/plain")) == sorted(f"r{n}" for n in range(12))

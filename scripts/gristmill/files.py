@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import glob
+import hashlib
 import json
 import math
 import os
@@ -209,6 +210,37 @@ def read_jsonl(path: Path | str) -> Iterator[Any]:
 
 
 _NOT_AS_WRITTEN = "the file was cut or edited; remove it and run again, and it is made anew"
+
+
+def write_sealed(path: Path, values: Iterable[Any]) -> int:
+    """Write JSON lines and, beside them, `<name>.sha256` as sha256sum does; returns how many lines.
+
+    What is read later must be what was written: see check_seal.
+    """
+    _seal_of(path).unlink(missing_ok=True)
+    count = write_jsonl(path, values)
+    write_bytes(_seal_of(path), f"{_sha256(path)}  {path.name}\n".encode())
+    return count
+
+
+def check_seal(path: Path) -> None:
+    """Refuse a file that was cut or edited since it was sealed; one without a seal is taken as it is.
+
+    Raises:
+        UserError: it is not as it was written.
+    """
+    written = _seal_of(path)
+    if written.exists() and written.read_text().split()[:1] != [_sha256(path)]:
+        raise UserError(f"{path} is not what {written.name} says; {_NOT_AS_WRITTEN}")
+
+
+def _seal_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def with_checksum(line: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import UserError, some
-from gristmill.files import checked, read_json, read_jsonl, with_checksum
+from gristmill.files import check_seal, checked, read_json, read_jsonl, with_checksum
 from gristmill.types import FAILURE_REASONS, JsonDict, RequestId
 
 
@@ -71,13 +71,14 @@ def allowed(max_failed_ratio: float, requests: int) -> int:
 
 
 def proven(generations: Path) -> Iterator[JsonDict]:
-    """The lines of a generations.jsonl, and at their end the proof that they are as many as the merge wrote.
+    """The lines of a generations.jsonl as the merge wrote it, and at their end the proof that they are as many.
 
-    A file without a manifest beside it is taken as it is.
+    A file without a seal and a manifest beside it is taken as it is.
 
     Raises:
         UserError: lines are missing or were added.
     """
+    check_seal(generations)
     count = 0
     for line in read_jsonl(generations):
         count += 1

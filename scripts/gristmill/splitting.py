@@ -21,7 +21,7 @@ from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
 from gristmill.engines.overflow import overflows, refuse_overflow
 from gristmill.errors import UserError
-from gristmill.files import atomic_folder, dumps, read_jsonl, with_checksum
+from gristmill.files import atomic_folder, check_seal, dumps, read_jsonl, with_checksum
 from gristmill.memory.estimate import Load
 from gristmill.memory.shapes import read_shape
 from gristmill.planning.memory import check_worker
@@ -52,6 +52,7 @@ def split(
     Raises:
         UserError: a prompt does not fit and the policy is `error`, or the model does not fit a worker's GPUs.
     """
+    check_seal(requests)
     lengths = measure(requests, spec.model, weights)
     busy = [worker_of(workers, shard) for shard in range(1, shards + 1)] if workers else []
     _refuse_unfit(requests, lengths, spec, weights, busy)
