@@ -222,8 +222,12 @@ def report_spec(wildcards):
     return specs.encode(specs.ReportSpec.from_config(CONFIG))
 
 
+@functools.cache
 def content_of(*paths):
-    """The files' fingerprints, for the params: a file that is replaced by one with an older date is no newer input."""
+    """The files' fingerprints, for the params: a file that is replaced by one with an older date is no newer input.
+
+    They are taken once, at the start: an edit while a job reads is noticed by the next run.
+    """
     return [keys.file_fingerprint(Path(path)) for path in paths]
 
 
@@ -299,7 +303,8 @@ def begin():
     """Take results/ for this run, or end with one line that names who has it; then say the plan, which alone takes none."""
     if not workflow.is_main_process:
         return
-    text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus))
+    named = list(map(str, workflow.config_settings.configfiles))
+    text = plan_text(CONFIG, PLAN, gpus.use(PLAN.gpus), gpus.links(PLAN.gpus), configfiles=named)
     try:
         if {job.rule.name for job in workflow.dag.jobs} == {"plan"}:
             del os.environ[fence.RUN]  # it is of no run, and stands beside any

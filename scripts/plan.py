@@ -41,7 +41,8 @@ def main() -> None:
     usable = gpus.usable(gpus.inventory(), os.environ, config.gpus.wanted())
     busy = lease.foreign_use(usable, config.gpus.busy_memory_mib)
     plan = make_plan(config, usable, args.gpu, args.cores, cluster=False, busy=busy)
-    print(plan_text(config, plan, gpus.use(usable), gpus.links(usable), _folder), end="")
+    named = [] if args.config == parser.get_default("config") else [str(args.config)]
+    print(plan_text(config, plan, gpus.use(usable), gpus.links(usable), _folder, named), end="")
     refuse_unfit(config, plan, _folder, from_config=True)
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from conftest import ROOT, SNAKEMAKE, Project, echo_config
 from pyarrow import parquet
+from reading import fields, refusal
 from whole_way import expected, rows_of, whole_way
 
 from gristmill.config.repeated import refuse_repeated_keys
@@ -39,20 +40,6 @@ def saved(folder: Path, name: str, content: str | bytes) -> Path:
     data = content.encode("utf-8") if isinstance(content, str) else content
     (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     return folder / name
-
-
-def refusal(path: Path, **options: Any) -> str:
-    """The message that reading ends with: one line that names the file."""
-    with pytest.raises(UserError) as caught:
-        list(read_rows(path, **options))
-    message = str(caught.value)
-    assert str(path) in message
-    assert len(message.splitlines()) == 1
-    return message
-
-
-def fields(path: Path, **options: Any) -> list[dict[str, Any]]:
-    return [dict(row.fields) for row in read_rows(path, **options)]
 
 
 # ---- what a file may be

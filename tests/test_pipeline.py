@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -460,3 +461,24 @@ def test_a_result_that_is_cut_or_edited_by_hand_is_refused_and_made_anew(
     project.done()
     assert [line["id"] for line in project.lines("runs/plain/generations.jsonl")] == [f"r{n}" for n in range(12)]
     assert sorted(project.asked("runs/plain")) == sorted(f"r{n}" for n in range(12))
+
+
+def test_a_clock_that_jumped_is_said_and_costs_no_answer(project: Project) -> None:
+    future = 2_208_988_800  # 2040
+    rows = project.folder / "rows.jsonl"
+    os.utime(rows, (future, future))
+    result = project.run()
+    assert (result.returncode, "clock skew" in result.stdout) == (1, True)
+    os.utime(rows)
+    project.done()
+    for path in (project.folder / "results").rglob("*"):  # the clock was ahead while they were made
+        os.utime(path, (future, future))
+    project.write_prompt("ask.jinja", "please {{ question }}")
+    result = project.run()
+    assert (result.returncode, "clock skew" in result.stdout) == (1, True)
+    advice = "find results -newermt now -exec touch -d 2001-01-01 {} +"
+    assert advice in (ROOT / "docs/troubleshooting.md").read_text()
+    subprocess.run(shlex.split(advice), cwd=project.folder, check=True)
+    project.done()
+    assert [line["text"] for line in project.lines("runs/plain/generations.jsonl")][3] == "please say 3"
+    assert len(project.asked("runs/plain")) == 24  # 12 of each prompt

@@ -222,6 +222,23 @@ def test_groups_are_said_with_their_gpus_and_what_is_left_over() -> None:
     ]
 
 
+def test_gpus_that_are_left_over_for_want_of_tokens_are_said_so() -> None:
+    lines = text({"m": 1}, there=8, limit=1, groups=UNLIKE).splitlines()
+    assert lines[-2].endswith("; 3 left over (1 GPU token for all groups)")
+    assert lines[-1].endswith("2 GPUs each, 0 workers; 4 left over (1 GPU token for all groups)")
+
+
+def test_the_commands_of_a_plan_name_the_config_they_are_for() -> None:
+    said = plan_text(config({"m": 1}), plan({"m": 1}, there=4), configfiles=["my config.yaml"])
+    assert "run:   snakemake --cores all --resources gpu=4 --configfile 'my config.yaml'\n" in said
+    assert said.endswith("look:  snakemake --cores all --configfile 'my config.yaml' -n\n")
+
+
+def test_groups_where_no_gpu_may_be_used_are_refused_by_their_own_name() -> None:
+    said = refusal({"m": 1}, there=0, groups=[{"devices": [0]}])
+    assert said == "gpus.groups names [0], but no GPU may be used here; remove gpus.groups"
+
+
 def test_a_group_knows_its_smallest_memory() -> None:
     cards = [Gpu(0, "GPU-0", "H100", 81559, 0), Gpu(1, "GPU-1", "L4", 23034, 0)]
     made = make_plan(config({"m": 1}, groups=[{"devices": [0]}, {"devices": [1]}]), cards, None, 4, False)

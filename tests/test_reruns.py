@@ -280,18 +280,18 @@ def test_every_other_sampling_setting_asks_every_row(setting: dict[str, Any], tm
     from gristmill.codec import request_from_json
     from gristmill.config.schema import ModelConfig
     from gristmill.config.specs import RequestsSpec
-    from gristmill.keys import model_identity, request_key
+    from gristmill.keys import RequestKeys, model_identity
     from gristmill.rendering import requests
 
     (tmp_path / "rows.jsonl").write_text('{"id": "r0", "question": "a"}\n{"id": "r1", "question": "b"}\n')
     (tmp_path / "ask.jinja").write_text("{{ question }}")
     model = ModelConfig(engine="echo")
-    identity = model_identity(model, {"weights_hash": "echo"}, on_gpu=False)
+    made = RequestKeys(model_identity(model, {"weights_hash": "echo"}, on_gpu=False), model)
 
     def keys(**sampling: Any) -> set[str]:
         named = {"path": str(tmp_path / "rows.jsonl")}, {"file": str(tmp_path / "ask.jinja")}
         spec = RequestsSpec.model_validate({"dataset": named[0], "prompt": named[1], "sampling": sampling})
-        return {request_key(request_from_json(line), identity, model, None) for line in requests(spec)}
+        return {made.key(request_from_json(line), None) for line in requests(spec)}
 
     assert len(keys(temperature=1.0) | keys(temperature=1.0, **setting)) == 4
 

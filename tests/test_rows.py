@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from reading import fields, refusal
 
 from gristmill.errors import UserError
 from gristmill.files import write_jsonl
@@ -41,22 +42,8 @@ def save(tmp_path: Path) -> Save:
     return write
 
 
-def fields(path: Path, **options: Any) -> list[dict[str, Any]]:
-    return [dict(row.fields) for row in read_rows(path, **options)]
-
-
 def ids(path: Path, **options: Any) -> list[str]:
     return [row.id for row in read_rows(path, **options)]
-
-
-def refusal(path: Path, **options: Any) -> str:
-    """The message that reading ends with: one line that names the file."""
-    with pytest.raises(UserError) as caught:
-        list(read_rows(path, **options))
-    message = str(caught.value)
-    assert str(path) in message
-    assert len(message.splitlines()) == 1
-    return message
 
 
 def table(path: Path, **columns: Any) -> Path:

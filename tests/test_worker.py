@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -164,6 +165,22 @@ def test_the_journal_says_who_worked(tmp_path: Path, use: Any) -> None:
     described = {"unit": "runs/a", "shard": "1-of-1", "engine": "fake", "why": "the test says so", "devices": []}
     assert found.items() >= described.items()
     assert (found["rows"], found["completion_tokens"], found["prompt_tokens"]) == (2, 2, 2)
+
+
+def test_answers_made_on_another_node_are_used_and_stay_that_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "node7")
+        work(shard_of(tmp_path, ["a", "b"], "1-of-2"))
+    shard = shard_of(tmp_path, ["a", "b", "c"])
+    work(shard)
+    assert sorted(asked(tmp_path)) == ["a", "b", "c"]
+    made = {
+        one["host"]: one["rows"]
+        for one in journal.workers(shard.journal, {line["key"] for line in read_jsonl(shard.part)})
+    }
+    assert made == {"node7": 2, socket.gethostname(): 1}
 
 
 # ---- failures

@@ -13,7 +13,9 @@ import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from gristmill.files import atomic_writer
 from gristmill.journal.lines import ForeignSegment, read_lines
+from gristmill.journal.reading import segments
 
 
 def adopt(folder: Path, others: Sequence[Path], wanted: Collection[str], log: Callable[[str], None]) -> int:
@@ -27,30 +29,29 @@ def adopt(folder: Path, others: Sequence[Path], wanted: Collection[str], log: Ca
     """
     if not wanted:
         return 0
-    brought = [path for other in others for path in sorted(other.glob("*.jsonl")) if _bring(path, folder, wanted)]
+    keys = frozenset(key.encode() for key in wanted)
+    brought = [path for other in others for path in segments(other) if _bring(path, folder, keys)]
     for path in brought:
         log(f"answers are taken over from {path}")
     return len(brought)
 
 
-def _bring(path: Path, folder: Path, wanted: Collection[str]) -> bool:
+def _bring(path: Path, folder: Path, keys: frozenset[bytes]) -> bool:
     target = folder / path.name
-    if target.exists() or not _answers(path, wanted):
+    if target.exists() or not _answers(path, keys):
         return False
     try:
         os.link(path, target)
     except FileExistsError:  # another shard of this unit was faster
         return True
     except OSError:  # a file system without hard links
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        shutil.copy2(path, temporary)
-        os.replace(temporary, target)
+        with open(path, "rb") as source, atomic_writer(target) as handle:
+            shutil.copyfileobj(source, handle)
     return True
 
 
-def _answers(path: Path, wanted: Collection[str]) -> bool:
+def _answers(path: Path, keys: frozenset[bytes]) -> bool:
     try:
-        keys = frozenset(key.encode() for key in wanted)
         return any(line.kind == "completion" for line in read_lines(path, keys))
     except (ForeignSegment, OSError):
         return False

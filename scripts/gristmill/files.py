@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -40,6 +41,8 @@ _DISK_ERRORS = {
 }
 
 
+#: Half of a surrogate pair: a Python str may hold one, UTF-8 may not.
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 #: A temporary younger than this may not be locked by its writer yet.
 NEW_S = 2.0
 
@@ -217,7 +220,8 @@ def write_sealed(path: Path, values: Iterable[Any]) -> int:
 
     What is read later must be what was written: see check_seal.
     """
-    _seal_of(path).unlink(missing_ok=True)
+    with fence.passed(path):
+        _seal_of(path).unlink(missing_ok=True)
     count = write_jsonl(path, values)
     write_bytes(_seal_of(path), f"{_sha256(path)}  {path.name}\n".encode())
     return count

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
 from gristmill.engines.overflow import overflows, refuse_overflow
 from gristmill.errors import UserError
-from gristmill.files import atomic_folder, check_seal, dumps, read_jsonl, with_checksum
+from gristmill.files import LONE_SURROGATE, atomic_folder, check_seal, dumps, read_jsonl, with_checksum
 from gristmill.memory.estimate import Load
 from gristmill.memory.shapes import read_shape
 from gristmill.planning.memory import check_worker
@@ -32,7 +31,6 @@ from gristmill.weights import weights_folder
 
 #: Requests that are tokenized and held at once.
 CHUNK = 1000
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHARD_COLUMNS = ("id", "sample", "variant", "messages", "sampling")
 
 
@@ -92,7 +90,7 @@ def _refuse_surrogates(batch: Sequence[Request]) -> None:
     """A lone surrogate is JSON and stays in the files, but has no UTF-8 form, and tokenizers raise a TypeError."""
     for request in batch:
         for message in request.messages:
-            if half := _SURROGATE.search(message["content"]):
+            if half := LONE_SURROGATE.search(message["content"]):
                 raise UserError(
                     f"{request.rid}: the prompt holds {half[0]!r}, half of a surrogate pair, which no tokenizer reads; "
                     "correct the row"

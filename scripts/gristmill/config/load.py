@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from gristmill.config.schema import NAME_PATTERN, Config
 from gristmill.errors import UserError
+from gristmill.files import LONE_SURROGATE
 
 #: pydantic's type of an error → what to do, in the words of someone who writes YAML; others keep pydantic's message.
 _ADVICE = {
@@ -31,7 +32,6 @@ _ADVICE = {
     "string_pattern_mismatch": "use letters, digits, '.', '_' and '-', beginning with a letter or digit",
 }
 _MAX_SHOWN = 80
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def load_config(values: Mapping[str, Any], roots: Iterable[Path]) -> Config:
@@ -150,7 +150,7 @@ def _unwritable(value: Any, key: str) -> Iterable[str]:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _unwritable(item, f"{key}.{index}")
-    elif isinstance(value, str) and _SURROGATE.search(value):
+    elif isinstance(value, str) and LONE_SURROGATE.search(value):
         yield f"{key} is {_shown(value)}, with half of a surrogate pair; write the character itself"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from gristmill.config.schema import ModelConfig
 from gristmill.errors import UserError, some
+from gristmill.keys import QUANTIZATION
 from gristmill.memory.estimate import GIB, even_places, size_bytes
 from gristmill.memory.shapes import block_of, read_shape
 
@@ -145,17 +146,7 @@ def _quantization(model: ModelConfig) -> Any:
 
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"quantization {model.quantization} needs bitsandbytes; pip install bitsandbytes")
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    if model.quantization == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,  # 0.4 bits a weight less: 3 GB of a 70B
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
+    return _given_quantization(QUANTIZATION[model.quantization])
 
 
 def _given_quantization(values: dict[str, Any]) -> Any:

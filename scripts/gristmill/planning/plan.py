@@ -113,8 +113,8 @@ def make_plan(
         UserError: a model needs more GPUs than there are tokens, or gpus.devices names none that may be used.
     """
     if not usable and config.gpus.wanted() != "auto" and not cluster:
-        key = "gpus.groups names" if config.gpus.groups else "gpus.devices is"
-        raise UserError(f"{key} {config.gpus.wanted()}, but no GPU may be used here; set gpus.devices to auto")
+        key, step = ("groups names", "remove gpus.groups") if config.gpus.groups else ("devices is", "set it to auto")
+        raise UserError(f"gpus.{key} {config.gpus.wanted()}, but no GPU may be used here; {step}")
     if cluster and config.gpus.groups:
         raise UserError(
             "gpus.groups names GPUs of this machine, but the jobs run on a cluster, which gives them GPUs of its own; "

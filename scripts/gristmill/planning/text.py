@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 
 from gristmill.config.schema import Config
 from gristmill.gpu import nvml, topology
@@ -17,6 +18,7 @@ def plan_text(
     uses: Mapping[str, nvml.Use] | None = None,
     links: nvml.Links | None = None,
     where: Where = local_folder,
+    configfiles: Sequence[str] = (),
 ) -> str:
     """Who gets which GPUs, what fits them, and the commands to run.
 
@@ -26,6 +28,7 @@ def plan_text(
         uses: UUID → what runs on it now (gpus.use).
         links: how near the GPUs are to each other (gpus.links).
         where: finds a model's weights.
+        configfiles: what --configfile named.
     """
     lines = [_tokens_line(plan)]
     lines += [_gpu_line(gpu, (uses or {}).get(gpu.uuid)) for gpu in plan.gpus]
@@ -33,7 +36,7 @@ def plan_text(
     for name in plan.gpus_per_model:
         lines.append(_model_line(plan, name, links or {}))
         lines += [f"  {line}" for line in memory_lines(config, plan, name, where)]
-    return "\n".join([*lines, _commands(plan)]) + "\n"
+    return "\n".join([*lines, _commands(plan, configfiles)]) + "\n"
 
 
 def _tokens_line(plan: Plan) -> str:
@@ -76,7 +79,10 @@ def _group_line(plan: Plan, group: Group, name: str, links: nvml.Links) -> str:
     line = f"  group {group.number}, speed {group.speed:g}: {count(size, 'GPU')} each, {count(len(here), 'worker')}"
     if here:
         line += f": {_sets(group.gpus, size, len(here), links)} (as long as no other job holds them)"
-    return line + _left_over(plan, len(group.gpus) - len(here) * size, len(group.gpus))
+    left = len(group.gpus) - len(here) * size
+    if left >= size:
+        return f"{line}; {left} left over ({count(plan.tokens, 'GPU token')} for all groups)"
+    return line + _left_over(plan, left, len(group.gpus))
 
 
 def _worker_words(plan: Plan, name: str) -> str:
@@ -93,7 +99,8 @@ def _left_over(plan: Plan, left: int, there: int) -> str:
     return f"; {left} left over (gpus_per_model {numbers_that_work(plan, there)} would use all)" if left else ""
 
 
-def _commands(plan: Plan) -> str:
+def _commands(plan: Plan, configfiles: Sequence[str]) -> str:
     limit = "" if plan.cluster else f" --resources gpu={plan.tokens}"
     profile = " --workflow-profile profiles/slurm" if plan.cluster else " --cores all"
-    return f"run:   snakemake{profile}{limit}\nlook:  snakemake{profile} -n"
+    config = f" --configfile {shlex.join(configfiles)}" if configfiles else ""
+    return f"run:   snakemake{profile}{limit}{config}\nlook:  snakemake{profile}{config} -n"

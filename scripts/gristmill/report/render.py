@@ -32,7 +32,6 @@ from gristmill.report.words import Measure
 HERE = Path(__file__).parent
 
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def render(report: Report) -> str:
             payload=Markup(embed(_payload(report))),
         )
     )
-    return _SURROGATE.sub("\ufffd", page)
+    return files.LONE_SURROGATE.sub("\ufffd", page)
 
 
 def embed(value: Any) -> str:
