@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ class ChatEncoder:
         if model.chat_template:
             self.tokenizer.chat_template = Path(model.chat_template).read_text("utf-8")
         self._folder = folder
+
+    @functools.cached_property
+    def ends(self) -> frozenset[int]:
+        """`stop_ids`, to look tokens up in."""
+        return frozenset(self.stop_ids())
 
     @property
     def has_template(self) -> bool:

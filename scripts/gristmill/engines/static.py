@@ -10,38 +10,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gristmill.config.schema import ModelConfig
+from gristmill.engines.answers import first_end, not_finite, out_of_memory, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.deadline import Deadline
 from gristmill.engines.finite_rows import FiniteRows
 from gristmill.engines.loading import idle_gpus, load_model, placement
-from gristmill.engines.overflow import overflows, shorten
+from gristmill.engines.prepared import Prepared, by_sampling, prepare
 from gristmill.engines.row_sampler import RowSampler
-from gristmill.errors import UserError
 from gristmill.keys import row_seed
-from gristmill.types import Completion, Failure, FinishReason, Outcome, Request, Sampling
+from gristmill.types import Completion, Outcome, Request, Sampling
 
 #: Share of the free GPU memory that the key-value cache may take; the rest is for activations and fragmentation.
 CACHE_SHARE = 0.6
 #: Rows a batch on a CPU, where larger ones gain little and cost cache misses; and the most on a GPU.
 CPU_BATCH_ROWS, GPU_BATCH_ROWS = 32, 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A request with its prompt's token ids, shortened where the policy says so."""
-
-    request: Request
-    ids: list[int]
-    cut_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        return len(self.ids) + self.request.sampling.max_new_tokens
 
 
 class StaticEngine:
@@ -75,14 +61,13 @@ class StaticEngine:
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
         """Answer the requests, a batch at a time, longest first."""
-        items: list[_Item] = []
-        for request, ids in zip(requests, self._chat.encode([r.messages for r in requests]), strict=True):
-            item = self._fit(request, ids)
-            if item is None:
-                yield _skipped(request, len(ids))
+        items: list[Prepared] = []
+        for item in prepare(requests, self._chat, self._config, self._context_tokens):
+            if isinstance(item, Completion):
+                yield item
             else:
                 items.append(item)
-        for same in _by_sampling(items):
+        for same in by_sampling(items):
             yield from self._generate_alike(sorted(same, key=lambda item: -item.tokens))
 
     def stop(self) -> None:
@@ -94,20 +79,7 @@ class StaticEngine:
         del self._model
         self._release_memory()
 
-    def _fit(self, request: Request, ids: list[int]) -> _Item | None:
-        """The request as it goes to the model; None when it is to be skipped."""
-        if not overflows(request, len(ids), self._context_tokens):
-            return _Item(request, ids, 0)
-        assert self._context_tokens is not None
-        room = self._context_tokens - request.sampling.max_new_tokens
-        if self._config.on_overflow == "skip":
-            return None
-        if self._config.on_overflow == "error" or room < 1:
-            raise UserError(f"{request.rid}: {len(ids)} prompt tokens, but {room} fit; see models.*.on_overflow")
-        kept = shorten(ids, room, self._config.on_overflow)
-        return _Item(request, kept, len(ids) - len(kept))
-
-    def _generate_alike(self, items: list[_Item]) -> Iterator[Outcome]:
+    def _generate_alike(self, items: list[Prepared]) -> Iterator[Outcome]:
         """Items of one sampling setting, longest first."""
         import torch
 
@@ -125,7 +97,7 @@ class StaticEngine:
                         f"{self._most_tokens} tokens in a batch"
                     )
                     continue
-                outcomes = [_out_of_memory(batch[0])]
+                outcomes = [out_of_memory(batch[0])]
             yield from outcomes
             position += len(batch)
 
@@ -149,7 +121,7 @@ class StaticEngine:
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return int(2 * config.num_hidden_layers * heads * size * self._model.dtype.itemsize)
 
-    def _run(self, batch: Sequence[_Item]) -> Iterator[Outcome]:
+    def _run(self, batch: Sequence[Prepared]) -> Iterator[Outcome]:
         """One call of generate() for a batch of one sampling setting."""
         import torch
 
@@ -170,14 +142,14 @@ class StaticEngine:
             output = self._model.generate(input_ids, attention_mask=mask, **settings)  # (B, T + N)
         seconds = time.perf_counter() - start
         for item, row, broken in zip(batch, output[:, width:].tolist(), finite.first_steps(), strict=True):
-            end = next((place for place, token in enumerate(row) if token in self._stop_ids), None)
+            end = first_end(row, self._chat)
             if broken is not None and (end is None or broken <= end):
-                yield _not_finite(item, broken, self.dtype)
+                yield not_finite(item, broken, self.dtype)
                 continue
-            completion = self._completion(item, row, end, seconds)
+            completion = read_answer(item, row, self._chat, seconds)
             cut_short = completion.finish_reason == "length" and len(row) < sampling.max_new_tokens
             if deadline.passed and cut_short:
-                yield _timed_out(item, len(row), self._config.timeout_seconds)
+                yield timed_out(item, len(row), self._config.timeout_seconds)
             else:
                 yield completion
 
@@ -203,21 +175,6 @@ class StaticEngine:
             settings |= {"stop_strings": list(sampling.stop), "tokenizer": self._chat.tokenizer}
         return settings
 
-    def _completion(self, item: _Item, row: list[int], end: int | None, seconds: float) -> Completion:
-        """Read one row of the output: up to the stop token at `end`, then up to the first stop text."""
-        ids = row if end is None else row[:end]
-        finish: FinishReason = "length" if end is None else "stop"
-        text = self._chat.decode(ids)
-        for stop in item.request.sampling.stop:
-            if stop in text:
-                text, finish = text.partition(stop)[0], "stop"
-        if finish == "stop" and end is None:  # tokens after a stop text are padding of the batch
-            ids = self._chat.tokenizer(text, add_special_tokens=False)["input_ids"]
-        request = item.request
-        return Completion(
-            request.id, request.sample, request.variant, text, finish, len(item.ids), len(ids), seconds, item.cut_tokens
-        )
-
     def _pad_id(self) -> int:
         """Any id will do under a mask; 0 exists in every vocabulary."""
         pad = self._chat.tokenizer.pad_token_id
@@ -233,39 +190,9 @@ class StaticEngine:
             torch.cuda.empty_cache()
 
 
-def _by_sampling(items: Sequence[_Item]) -> list[list[_Item]]:
-    """Items grouped by their sampling settings, which one call of generate() shares."""
-    groups: dict[Sampling, list[_Item]] = {}
-    for item in items:
-        groups.setdefault(item.request.sampling, []).append(item)
-    return list(groups.values())
-
-
 def _free_bytes(device: int) -> int:
     """Free memory of a device: what the driver has, and what torch holds without using it."""
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-
-
-def _skipped(request: Request, prompt_tokens: int) -> Completion:
-    return Completion(request.id, request.sample, request.variant, None, "skipped", prompt_tokens, 0, 0.0)
-
-
-def _out_of_memory(item: _Item) -> Failure:
-    request = item.request
-    detail = f"a batch of one row with {len(item.ids)} prompt tokens and {request.sampling.max_new_tokens} new ones"
-    return Failure(request.id, request.sample, request.variant, "out_of_memory", detail)
-
-
-def _timed_out(item: _Item, tokens: int, limit_s: float | None) -> Failure:
-    request = item.request
-    detail = f"no end after {tokens} of {request.sampling.max_new_tokens} tokens in {limit_s:g} s (timeout_seconds)"
-    return Failure(request.id, request.sample, request.variant, "timeout", detail)
-
-
-def _not_finite(item: _Item, step: int, dtype: str) -> Failure:
-    request = item.request
-    detail = f"the logits of new token {step + 1} are not finite in {dtype}; try dtype bfloat16 or float32"
-    return Failure(request.id, request.sample, request.variant, "non_finite_logits", detail)
