@@ -29,6 +29,11 @@ def open_engine(model: ModelConfig, weights: JsonDict, on_gpu: bool, log: Callab
         from gristmill.engines.echo import EchoEngine
 
         return EchoEngine(context_limit(model, weights), model.on_overflow), "the config says engine: echo"
+    if model.engine == "continuous":
+        from gristmill.engines.continuous import ContinuousEngine
+
+        engine = ContinuousEngine(Path(weights["folder"]), model, context_limit(model, weights), on_gpu, log)
+        return engine, "the config says engine: continuous"
     from gristmill.engines.static import StaticEngine
 
     why = "the config says engine: static" if model.engine == "static" else "auto: generate() works with any device_map"

@@ -18,7 +18,7 @@ from gristmill.engines.answers import first_end, not_finite, out_of_memory, read
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.deadline import Deadline
 from gristmill.engines.finite_rows import FiniteRows
-from gristmill.engines.loading import idle_gpus, load_model, placement
+from gristmill.engines.loading import idle_gpus, load_model, placement, release_memory
 from gristmill.engines.prepared import Prepared, by_sampling, prepare
 from gristmill.engines.row_sampler import RowSampler
 from gristmill.keys import row_seed
@@ -36,9 +36,15 @@ class StaticEngine:
     name = "static"
 
     def __init__(
-        self, folder: Path, model: ModelConfig, context_tokens: int | None, on_gpu: bool, log: Callable[[str], None]
+        self,
+        folder: Path,
+        model: ModelConfig,
+        context_tokens: int | None,
+        on_gpu: bool,
+        log: Callable[[str], None],
+        loaded: tuple[ChatEncoder, Any] | None = None,
     ) -> None:
-        """Load tokenizer and weights; imports torch and transformers."""
+        """Load tokenizer and weights, or take what another engine `loaded`; imports torch and transformers."""
         self._config = model
         self._context_tokens = context_tokens
         self._on_gpu = on_gpu
@@ -46,9 +52,8 @@ class StaticEngine:
         self._stopped = False
         #: Rows × tokens of a batch after one that ran out of memory; None: none has.
         self._most_tokens: int | None = None
-        self._chat = ChatEncoder(folder, model)
+        self._chat, self._model = loaded or (ChatEncoder(folder, model), load_model(folder, model, on_gpu))
         self._stop_ids = self._chat.stop_ids()
-        self._model = load_model(folder, model, on_gpu)
         if on_gpu and (idle := idle_gpus(self._model)):
             log(f"the model holds nothing on {len(idle)} GPUs of the worker ({idle}); fewer gpus_per_model would do")
         self._max_rows = model.max_batch_rows or (GPU_BATCH_ROWS if on_gpu else CPU_BATCH_ROWS)
@@ -77,7 +82,7 @@ class StaticEngine:
     def close(self) -> None:
         """Free the model's memory, also for the driver: whoever leases the devices next looks there."""
         del self._model
-        self._release_memory()
+        release_memory(self._on_gpu)
 
     def _generate_alike(self, items: list[Prepared]) -> Iterator[Outcome]:
         """Items of one sampling setting, longest first."""
@@ -89,7 +94,7 @@ class StaticEngine:
             try:
                 outcomes: list[Outcome] = list(self._run(batch))
             except torch.OutOfMemoryError:
-                self._release_memory()
+                release_memory(self._on_gpu)
                 if len(batch) > 1:
                     self._most_tokens = len(batch) // 2 * batch[0].tokens
                     self._log(
@@ -179,15 +184,6 @@ class StaticEngine:
         """Any id will do under a mask; 0 exists in every vocabulary."""
         pad = self._chat.tokenizer.pad_token_id
         return int(pad) if pad is not None else (self._stop_ids or [0])[0]
-
-    def _release_memory(self) -> None:
-        import gc
-
-        import torch
-
-        gc.collect()
-        if self._on_gpu:
-            torch.cuda.empty_cache()
 
 
 def _free_bytes(device: int) -> int:

@@ -1,0 +1,276 @@
+"""The continuous engine: transformers' continuous batching, where a row that ends makes room for the next one at once.
+
+- The keys and values of all rows lie in pages; as many pages are made as the memory left after loading has room for.
+- Prompts that begin alike share their first pages. CUDA graphs and the fastest attention that is installed are used.
+- Every row has its own random stream and its own check for finite logits (continuous_rows), so that its answer does not
+  depend on its neighbours. What continuous batching cannot do (a repetition penalty) goes to the static engine.
+- The manager runs in a thread of its own; this one meanwhile tokenizes the next rows and reads the finished ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gristmill.config.schema import ModelConfig
+from gristmill.engines import flash
+from gristmill.engines.answers import not_finite, read_answer, timed_out
+from gristmill.engines.chat import ChatEncoder
+from gristmill.engines.loading import load_model, release_memory
+from gristmill.engines.prepared import Prepared, prepare
+from gristmill.engines.static import StaticEngine
+from gristmill.errors import UserError
+from gristmill.keys import row_seed
+from gristmill.types import Completion, Outcome, Request, Sampling
+
+if TYPE_CHECKING:
+    from gristmill.engines.continuous_rows import RowTable
+
+#: Most rows that are answered at a time, and on a CPU; as many more wait in the manager for a place.
+GPU_ROWS, CPU_ROWS = 1024, 32
+#: Share of the free GPU memory for keys, values and activations; the next one is tried when it runs out.
+MEMORY_SHARES = (0.88, 0.7, 0.5)
+#: Prompts made ready at a time.
+CHUNK = 256
+#: Tokens of a forward pass, and share of the memory, on a CPU.
+CPU_PASS_TOKENS, CPU_SHARE = 512, 0.1
+#: New tokens between two looks for a stop text.
+LOOK_EVERY = 4
+#: Seconds that the manager's thread gets to end.
+END_S = 5.0
+
+
+class EngineDied(UserError):
+    """The manager's thread ended on an error; the rows that finished are in the journal."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A row in the manager."""
+
+    item: Prepared
+    #: When its first token came; None before, or when nobody looks (no stop texts, no time limit).
+    first_seen: float | None = None
+    looked_at: int = 0
+
+
+class ContinuousEngine:
+    """Rows through transformers' continuous batching."""
+
+    name = "continuous"
+
+    def __init__(
+        self, folder: Path, model: ModelConfig, context_tokens: int | None, on_gpu: bool, log: Callable[[str], None]
+    ) -> None:
+        """Load tokenizer and weights; imports torch and transformers."""
+        self.attention = flash.offer() if on_gpu else "sdpa"
+        self._config = model
+        self._context_tokens = context_tokens
+        self._on_gpu = on_gpu
+        self._log = log
+        self._stopped = False
+        self._chat = ChatEncoder(folder, model)
+        self._model = load_model(folder, model, on_gpu)
+        self._static = StaticEngine(folder, model, context_tokens, on_gpu, log, (self._chat, self._model))
+        self._rows = min(model.max_batch_rows or GPU_ROWS, GPU_ROWS if on_gpu else CPU_ROWS)
+        self.device_map = self._static.device_map
+        self.dtype = self._static.dtype
+
+    def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
+        """Tokens of each prompt, chat template included."""
+        return self._static.prompt_tokens(requests)
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
+        """Answer the requests, each as it ends."""
+        for same in _by_sampling(requests):
+            if self._stopped:
+                return
+            sampling = same[0].sampling
+            if sampling.repetition_penalty != 1.0:
+                self._log(
+                    f"{len(same)} rows go to the static engine: continuous batching has no repetition_penalty "
+                    f"({sampling.repetition_penalty:g})"
+                )
+                yield from self._static.generate(same)
+            else:
+                yield from self._with_less_memory_each_time(same, sampling)
+
+    def stop(self) -> None:
+        """Take no more rows in; what runs goes on."""
+        self._stopped = True
+        self._static.stop()
+
+    def close(self) -> None:
+        """Free the model's memory, also for the driver: whoever leases the devices next looks there."""
+        del self._model
+        self._static.close()
+
+    def _with_less_memory_each_time(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Outcome]:
+        """A session with the manager, and when memory runs out another one with less of it for what is left."""
+        left = {request.rid: request for request in requests}
+        for share in MEMORY_SHARES:
+            try:
+                for outcome in self._session(list(left.values()), sampling, share):
+                    del left[outcome.rid]
+                    yield outcome
+                return
+            except EngineDied as error:
+                if "out of memory" not in str(error).lower() or not self._on_gpu:
+                    raise
+            release_memory(self._on_gpu)
+            self._log(f"out of memory with {share:.0%} of the free memory for pages; {len(left)} rows begin again")
+            if self._stopped:
+                return
+        self._log(f"continuous batching finds no room; {len(left)} rows go to the static engine")
+        yield from self._static.generate(list(left.values()))
+
+    def _session(self, requests: Sequence[Request], sampling: Sampling, share: float) -> Iterator[Outcome]:
+        """All requests, of one sampling setting, through one manager."""
+        from gristmill.engines.continuous_rows import RowTable
+
+        rows = min(self._rows, len(requests))
+        table = RowTable(2 * rows, self._model.device)
+        manager = self._manager(sampling, rows, len(requests), table, share)
+        try:
+            self._start(manager)
+            yield from self._turn(manager, table, self._ready(requests), sampling)
+        finally:
+            manager.stop(block=True, timeout=END_S, hard_stop=True)
+            manager.destroy()
+
+    def _ready(self, requests: Sequence[Request]) -> Iterator[Prepared | Completion]:
+        """The requests made ready, some at a time, while others run."""
+        for begin in range(0, len(requests), CHUNK):
+            yield from prepare(requests[begin : begin + CHUNK], self._chat, self._config, self._context_tokens)
+
+    def _turn(
+        self, manager: Any, table: RowTable, source: Iterator[Prepared | Completion], sampling: Sampling
+    ) -> Iterator[Outcome]:
+        """Keep the manager fed, and give out what ends."""
+        running: dict[str, _Running] = {}
+        numbers = itertools.count()
+        watched = bool(sampling.stop) or self._config.timeout_seconds is not None
+        more = True
+        while more or running:
+            while more and len(running) < table.most:
+                item = None if self._stopped else next(source, None)
+                if item is None:
+                    more = False
+                elif isinstance(item, Completion):
+                    yield item
+                else:
+                    name = str(next(numbers))
+                    table.add(name, len(item.ids), row_seed(item.request))
+                    running[name] = _Running(item)
+                    manager.add_request(item.ids, name, max_new_tokens=sampling.max_new_tokens, streaming=watched)
+            if running:
+                yield from self._ended(manager, table, running, watched)
+
+    def _ended(self, manager: Any, table: RowTable, running: dict[str, _Running], watched: bool) -> Iterator[Outcome]:
+        """What ended since the last call; waits a moment if nothing did."""
+        ended: dict[str, tuple[Any, bool]] = {}  # result, and whether its time was over
+        for result in _results(manager):
+            row = running.get(result.request_id)
+            if row is None or result.request_id in ended:
+                continue  # it was ended here, and went on for a step
+            if result.error is not None:
+                raise EngineDied(
+                    f"continuous batching ended: {result.error}; run again to go on, or set engine: static"
+                )
+            if result.is_finished():
+                ended[result.request_id] = (result, False)
+            elif watched and (late := self._over(row, result.generated_tokens)) is not None:
+                manager.cancel_request(result.request_id)
+                ended[result.request_id] = (result, late)
+        for name, sound in zip(ended, table.remove(list(ended)), strict=True):
+            item, (result, late) = running.pop(name).item, ended[name]
+            tokens = result.generated_tokens
+            if not sound:
+                yield not_finite(item, len(tokens) - 1, self.dtype)
+            elif late:
+                yield timed_out(item, len(tokens), self._config.timeout_seconds)
+            else:
+                yield read_answer(item, tokens, self._chat, _seconds(result))
+
+    def _over(self, row: _Running, tokens: Sequence[int]) -> bool | None:
+        """Whether a row must end now: False at a stop text, True when its time is over; None: it goes on."""
+        row.first_seen = row.first_seen or time.monotonic()
+        limit = self._config.timeout_seconds
+        if limit is not None and time.monotonic() - row.first_seen > limit:
+            return True
+        stops = row.item.request.sampling.stop
+        if stops and len(tokens) >= row.looked_at + LOOK_EVERY:
+            tail = self._chat.decode(tokens[max(0, row.looked_at - 4 * max(map(len, stops))) :])
+            row.looked_at = len(tokens)
+            if any(stop in tail for stop in stops):
+                return False
+        return None
+
+    def _manager(self, sampling: Sampling, rows: int, requests: int, table: RowTable, share: float) -> Any:
+        """Transformers' manager with our processors."""
+        from transformers import GenerationConfig
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig
+        from transformers.generation.continuous_batching.utils import WorkloadHints
+
+        from gristmill.engines.continuous_rows import row_processors
+
+        longest = self._context_tokens or 32_768
+        generation = GenerationConfig(
+            max_new_tokens=sampling.max_new_tokens, do_sample=False, eos_token_id=self._chat.stop_ids() or -1
+        )
+        settings = ContinuousBatchingConfig(
+            max_requests_per_batch=rows,
+            max_memory_percent=share if self._on_gpu else CPU_SHARE,
+            max_batch_tokens=None if self._on_gpu else max(CPU_PASS_TOKENS, rows),
+        )
+        hints = WorkloadHints(max(1, longest - sampling.max_new_tokens), sampling.max_new_tokens, requests)
+        manager = self._model.init_continuous_batching(generation, settings, hints)
+        processors = manager.logit_processor
+        processors.logits_processor.extend(row_processors(table, rows, sampling))
+        processors.tensors_required += len(processors.logits_processor)
+        processors.do_processing = True
+        return manager
+
+    def _start(self, manager: Any) -> None:
+        """Make the pages, record the CUDA graphs, and begin."""
+        start = time.perf_counter()
+        try:
+            manager.warmup()
+        except (RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            raise EngineDied(f"continuous batching does not start: {error}") from error
+        manager.start()
+        settings = manager.continuous_batching_config
+        self._log(
+            f"continuous batching ready in {time.perf_counter() - start:.1f} s: {settings.num_blocks} pages, at most "
+            f"{settings.max_requests_per_batch} rows and {settings.max_batch_tokens} tokens at a time, attention "
+            f"{self._model.config._attn_implementation} from {self.attention}, CUDA graphs "
+            f"{'on' if any(settings.cuda_graph_booleans) else 'off'}"
+        )
+
+
+def _results(manager: Any) -> Iterator[Any]:
+    """What the manager has for us now; waits up to a moment for the first."""
+    result = manager.get_result(timeout=0.2)
+    if result is None and not manager.is_running():
+        raise EngineDied("continuous batching ended without a word; see the log; run again to go on")
+    while result is not None:
+        yield result
+        result = manager.get_result(timeout=0)
+
+
+def _seconds(result: Any) -> float:
+    """From the row's first forward pass to its end."""
+    begun, ended = result.lifespan
+    return float(ended - begun) if begun >= 0 and ended >= 0 else float(time.perf_counter() - max(begun, 0.0))
+
+
+def _by_sampling(requests: Sequence[Request]) -> list[list[Request]]:
+    """Requests grouped by their sampling settings, in order of appearance."""
+    groups: dict[Sampling, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(request.sampling, []).append(request)
+    return list(groups.values())
