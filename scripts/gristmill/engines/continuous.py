@@ -229,6 +229,8 @@ class ContinuousEngine:
         )
         hints = WorkloadHints(max(1, longest - sampling.max_new_tokens), sampling.max_new_tokens, requests)
         manager = self._model.init_continuous_batching(generation, settings, hints)
+        if self._on_gpu and "flash" not in (found := self._model.config._attn_implementation):
+            raise EngineDied(f"continuous batching over {found} attention is slower than static; set engine: static")
         processors = manager.logit_processor
         processors.logits_processor.extend(row_processors(table, rows, sampling))
         processors.tensors_required += len(processors.logits_processor)

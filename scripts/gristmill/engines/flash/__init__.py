@@ -21,10 +21,7 @@ MAX_HEAD = 256
 
 
 def offer() -> str:
-    """Name the flash attention that transformers will find; ours is offered only where it would find none.
-
-    Call it before transformers is imported: it lists the installed packages then.
-    """
+    """Name the flash attention that transformers will find; ours is offered only where it would find none."""
     for module, name in (
         ("flash_attn_interface", "flash-attn-3"),
         ("flash_attn", "flash-attn"),
@@ -34,7 +31,19 @@ def offer() -> str:
             return f"the package {name}"
     if str(SITE) not in sys.path:
         sys.path.append(str(SITE))
+        _look_again()
     return "torch's flash kernels"
+
+
+def _look_again() -> None:
+    """Make transformers forget what it found before, if it has looked already: it lists the packages only once."""
+    if (utils := sys.modules.get("transformers.utils.import_utils")) is None:
+        return
+    for name in ("_package_distribution_mapping", "is_flash_attn_3_available"):
+        if (clear := getattr(getattr(utils, name, None), "cache_clear", None)) is not None:
+            clear()
+    if isinstance(mapping := getattr(utils, "PACKAGE_DISTRIBUTION_MAPPING", None), dict):
+        mapping["flash_attn_interface"] = ["flash-attn-3"]
 
 
 def why_not(config: JsonDict) -> str | None:
