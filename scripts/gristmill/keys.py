@@ -2,10 +2,11 @@
 
 - The key covers all that changes an answer and nothing else: where the row stands, how many shards or GPUs there are,
   and what the report is called do not enter it.
-- The model enters by the fingerprint of its weights, tokenizer and code, not by its name or folder; dtype, quantization
-  and engine as they are in force, not as they are written.
-- Attention kernels, device_map, GPUs and batch sizes stay out: they change the order of additions and so the last bits,
-  as the neighbours in a batch do, and an answer that depends on those bits was never repeatable.
+- The model enters by the fingerprint of its weights, tokenizer and code, not by its name or folder; dtype and
+  quantization as they are in force, not as they are written.
+- Attention kernels, device_map, GPUs, batch sizes and, for greedy answers, the engine stay out: they change the order
+  of additions and so the last bits, as the neighbours in a batch do, and an answer that depends on those bits was never
+  repeatable. A sampled answer names the family of engines that draw alike.
 - The overflow policy enters only for a prompt that does not fit, so that changing it asks only those rows again.
 """
 
@@ -33,8 +34,9 @@ QUANTIZATION: dict[str, JsonDict] = {
         "bnb_4bit_compute_dtype": "bfloat16",
     },
 }
-#: The engine that `auto` picks (engines.open_engine): another engine draws other answers from the same seed.
-AUTO_ENGINE = "static"
+#: Engines that draw the same answer from the same seed. `auto` is a family of its own: it may pick any of them, and who
+#: leaves the choice open gets no promise about the draws.
+DRAWS = {"static": "rows", "continuous": "rows"}
 
 
 def digest(value: Any) -> str:
@@ -54,7 +56,7 @@ def model_identity(model: ModelConfig, weights: JsonDict, on_gpu: bool) -> JsonD
     named = model.quantization
     return {
         "weights": weights["weights_hash"],
-        "engine": AUTO_ENGINE if model.engine == "auto" else model.engine,
+        "engine": DRAWS.get(model.engine, model.engine),
         "dtype": dtype_in_force(model, weights, on_gpu),
         "quantization": QUANTIZATION[named] if isinstance(named, str) else named,
         "chat_template": template,
@@ -79,7 +81,10 @@ class RequestKeys:
             identity: `model_identity` of the model that answers.
             model: the model's config, for the overflow policy.
         """
-        self._begun = hashlib.sha256(b'{"model":' + canonical(identity) + b',"overflow":')
+        greedy = identity if identity["engine"] == "echo" else identity | {"engine": None}
+        self._sampled, self._greedy = (
+            hashlib.sha256(b'{"model":' + canonical(found) + b',"overflow":') for found in (identity, greedy)
+        )
         self._policy = model.on_overflow
 
     def key(self, request: Request, overflowed: int | None) -> str:
@@ -90,7 +95,7 @@ class RequestKeys:
             overflowed: the context that prompt and max_new_tokens exceed; None when they fit.
         """
         policy = None if overflowed is None else [self._policy, overflowed]
-        total = self._begun.copy()
+        total = (self._sampled if request.sampling.temperature > 0 else self._greedy).copy()
         total.update(canonical(policy) + b',"request":' + canonical(request_to_json(request)) + b"}")
         return total.hexdigest()[:32]
 

@@ -77,6 +77,11 @@ class ModelConfig(Section):
     gpus_per_model: int = Field(
         1, ge=1, description="GPUs that hold one copy of the model; a group of gpus.groups may ask for more."
     )
+    parallel: Literal["auto", "layers", "tensor"] = Field(
+        "auto",
+        description="How a model uses several GPUs. layers: each holds some layers, and one works at a time; tensor: "
+        "each holds a part of every layer, and all work at once; auto: tensor where the model and its engine can.",
+    )
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str] = Field(
         "auto",
         description="How layers are laid over the worker's GPUs, or a map: module: position in the group, cpu or disk.",
@@ -111,6 +116,14 @@ class ModelConfig(Section):
     def _source_is_there(self) -> ModelConfig:
         if self.source is None and self.engine != "echo":
             raise ValueError("source is missing; give a hub id, a folder or package:<module>/<file>.gguf")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_fits(self) -> ModelConfig:
+        if self.parallel == "tensor" and self.engine == "static":
+            raise ValueError("parallel: tensor needs engine: continuous or auto; static lays whole layers out")
+        if self.parallel == "tensor" and self.device_map != "auto":
+            raise ValueError("parallel: tensor cuts every layer, so device_map places nothing; leave it out")
         return self
 
     @model_validator(mode="after")

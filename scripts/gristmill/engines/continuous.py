@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,10 @@ from gristmill.engines import flash
 from gristmill.engines.answers import not_finite, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.loading import load_model, release_memory
+from gristmill.engines.manager import EngineDied, Session, make_manager
 from gristmill.engines.prepared import Prepared, prepare
 from gristmill.engines.static import StaticEngine
+from gristmill.engines.tensor import Ranks
 from gristmill.errors import UserError
 from gristmill.keys import row_seed
 from gristmill.types import Completion, Outcome, Request, Sampling
@@ -36,16 +37,12 @@ GPU_ROWS, CPU_ROWS = 1024, 32
 MEMORY_SHARES = (0.88, 0.7, 0.5)
 #: Prompts made ready at a time.
 CHUNK = 256
-#: Tokens of a forward pass, and share of the memory, on a CPU.
-CPU_PASS_TOKENS, CPU_SHARE = 512, 0.1
 #: New tokens between two looks for a stop text.
 LOOK_EVERY = 4
+#: Context of a model that names none.
+UNKNOWN_CONTEXT = 32_768
 #: Seconds that the manager's thread gets to end.
 END_S = 5.0
-
-
-class EngineDied(UserError):
-    """The manager's thread ended on an error; the rows that finished are in the journal."""
 
 
 @dataclass(slots=True)
@@ -64,9 +61,15 @@ class ContinuousEngine:
     name = "continuous"
 
     def __init__(
-        self, folder: Path, model: ModelConfig, context_tokens: int | None, on_gpu: bool, log: Callable[[str], None]
+        self,
+        folder: Path,
+        model: ModelConfig,
+        context_tokens: int | None,
+        on_gpu: bool,
+        log: Callable[[str], None],
+        ranks: int = 1,
     ) -> None:
-        """Load tokenizer and weights; imports torch and transformers."""
+        """Load tokenizer and weights, cut over `ranks` GPUs; imports torch and transformers."""
         self.attention = flash.offer() if on_gpu else "sdpa"
         self._config = model
         self._context_tokens = context_tokens
@@ -74,7 +77,8 @@ class ContinuousEngine:
         self._log = log
         self._stopped = False
         self._chat = ChatEncoder(folder, model)
-        self._model = load_model(folder, model, on_gpu)
+        self._ranks = Ranks(folder, model, ranks, on_gpu, log) if ranks > 1 else None
+        self._model = load_model(folder, model, on_gpu, ranks)
         self._static = StaticEngine(folder, model, context_tokens, on_gpu, log, (self._chat, self._model))
         self._rows = min(model.max_batch_rows or GPU_ROWS, GPU_ROWS if on_gpu else CPU_ROWS)
         self.device_map = self._static.device_map
@@ -90,6 +94,10 @@ class ContinuousEngine:
             if self._stopped:
                 return
             sampling = same[0].sampling
+            if sampling.repetition_penalty != 1.0 and self._ranks is not None:
+                raise UserError(
+                    f"repetition_penalty {sampling.repetition_penalty:g} needs the static engine; set parallel: layers"
+                )
             if sampling.repetition_penalty != 1.0:
                 self._log(
                     f"{len(same)} rows go to the static engine: continuous batching has no repetition_penalty "
@@ -108,6 +116,8 @@ class ContinuousEngine:
         """Free the model's memory, also for the driver: whoever leases the devices next looks there."""
         del self._model
         self._static.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _with_less_memory_each_time(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Outcome]:
         """A session with the manager, and when memory runs out another one with less of it for what is left."""
@@ -119,7 +129,7 @@ class ContinuousEngine:
                     yield outcome
                 return
             except EngineDied as error:
-                if "out of memory" not in str(error).lower() or not self._on_gpu:
+                if "out of memory" not in str(error).lower() or not self._on_gpu or self._ranks is not None:
                     raise
             release_memory(self._on_gpu)
             self._log(f"out of memory with {share:.0%} of the free memory for pages; {len(left)} rows begin again")
@@ -133,8 +143,12 @@ class ContinuousEngine:
         from gristmill.engines.continuous_rows import RowTable
 
         rows = min(self._rows, len(requests))
+        longest = max(1, (self._context_tokens or UNKNOWN_CONTEXT) - sampling.max_new_tokens)
+        session = Session(sampling, tuple(self._chat.stop_ids()), rows, len(requests), longest, share)
         table = RowTable(2 * rows, self._model.device)
-        manager = self._manager(sampling, rows, len(requests), table, share)
+        if self._ranks is not None:
+            self._ranks.begin(session.to_json())
+        manager = make_manager(self._model, session, table, self._on_gpu)
         try:
             self._start(manager)
             yield from self._turn(manager, table, self._ready(requests), sampling)
@@ -152,7 +166,6 @@ class ContinuousEngine:
     ) -> Iterator[Outcome]:
         """Keep the manager fed, and give out what ends."""
         running: dict[str, _Running] = {}
-        numbers = itertools.count()
         watched = bool(sampling.stop) or self._config.timeout_seconds is not None
         more = True
         while more or running:
@@ -163,8 +176,7 @@ class ContinuousEngine:
                 elif isinstance(item, Completion):
                     yield item
                 else:
-                    name = str(next(numbers))
-                    table.add(name, len(item.ids), row_seed(item.request))
+                    name = table.add(len(item.ids), row_seed(item.request))
                     running[name] = _Running(item)
                     manager.add_request(item.ids, name, max_new_tokens=sampling.max_new_tokens, streaming=watched)
             if running:
@@ -173,7 +185,7 @@ class ContinuousEngine:
     def _ended(self, manager: Any, table: RowTable, running: dict[str, _Running], watched: bool) -> Iterator[Outcome]:
         """What ended since the last call; waits a moment if nothing did."""
         ended: dict[str, tuple[Any, bool]] = {}  # result, and whether its time was over
-        for result in _results(manager):
+        for result in self._results(manager):
             row = running.get(result.request_id)
             if row is None or result.request_id in ended:
                 continue  # it was ended here, and went on for a step
@@ -196,6 +208,17 @@ class ContinuousEngine:
             else:
                 yield read_answer(item, tokens, self._chat, _seconds(result))
 
+    def _results(self, manager: Any) -> Iterator[Any]:
+        """What the manager has for us now; waits up to a moment for the first."""
+        result = manager.get_result(timeout=0.2)
+        if result is None and self._ranks is not None and (gone := self._ranks.gone()):
+            raise EngineDied(f"continuous batching cannot go on: {gone}; see the log above, and run again to go on")
+        if result is None and not manager.is_running():
+            raise EngineDied("continuous batching ended without a word; see the log above, and run again to go on")
+        while result is not None:
+            yield result
+            result = manager.get_result(timeout=0)
+
     def _over(self, row: _Running, tokens: Sequence[int]) -> bool | None:
         """Whether a row must end now: False at a stop text, True when its time is over; None: it goes on."""
         row.first_seen = row.first_seen or time.monotonic()
@@ -209,33 +232,6 @@ class ContinuousEngine:
             if any(stop in tail for stop in stops):
                 return False
         return None
-
-    def _manager(self, sampling: Sampling, rows: int, requests: int, table: RowTable, share: float) -> Any:
-        """Transformers' manager with our processors."""
-        from transformers import GenerationConfig
-        from transformers.generation.configuration_utils import ContinuousBatchingConfig
-        from transformers.generation.continuous_batching.utils import WorkloadHints
-
-        from gristmill.engines.continuous_rows import row_processors
-
-        longest = self._context_tokens or 32_768
-        generation = GenerationConfig(
-            max_new_tokens=sampling.max_new_tokens, do_sample=False, eos_token_id=self._chat.stop_ids() or -1
-        )
-        settings = ContinuousBatchingConfig(
-            max_requests_per_batch=rows,
-            max_memory_percent=share if self._on_gpu else CPU_SHARE,
-            max_batch_tokens=None if self._on_gpu else max(CPU_PASS_TOKENS, rows),
-        )
-        hints = WorkloadHints(max(1, longest - sampling.max_new_tokens), sampling.max_new_tokens, requests)
-        manager = self._model.init_continuous_batching(generation, settings, hints)
-        if self._on_gpu and "flash" not in (found := self._model.config._attn_implementation):
-            raise EngineDied(f"continuous batching over {found} attention is slower than static; set engine: static")
-        processors = manager.logit_processor
-        processors.logits_processor.extend(row_processors(table, rows, sampling))
-        processors.tensors_required += len(processors.logits_processor)
-        processors.do_processing = True
-        return manager
 
     def _start(self, manager: Any) -> None:
         """Make the pages, record the CUDA graphs, and begin."""
@@ -252,16 +248,6 @@ class ContinuousEngine:
             f"{self._model.config._attn_implementation} from {self.attention}, CUDA graphs "
             f"{'on' if any(settings.cuda_graph_booleans) else 'off'}"
         )
-
-
-def _results(manager: Any) -> Iterator[Any]:
-    """What the manager has for us now; waits up to a moment for the first."""
-    result = manager.get_result(timeout=0.2)
-    if result is None and not manager.is_running():
-        raise EngineDied("continuous batching ended without a word; see the log; run again to go on")
-    while result is not None:
-        yield result
-        result = manager.get_result(timeout=0)
 
 
 def _seconds(result: Any) -> float:

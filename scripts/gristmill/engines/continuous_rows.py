@@ -7,7 +7,7 @@ step from the host (`prepare_tensor_args`), in the same buffer as the token ids,
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,32 +28,44 @@ class _Row:
     draws: list[float] = field(default_factory=list)
 
     def uniform(self, step: int) -> float:
+        """The number that decides new token `step` (from 0)."""
         while len(self.draws) <= step:
             self.draws.append(float(self.stream.random()))
         return self.draws[step]
 
 
 class RowTable:
-    """The rows that the manager holds, by request id; slot 0 belongs to none and takes what is padding."""
+    """The rows that the manager holds, by request id; slot 0 belongs to none and takes what is padding.
+
+    A request id says all that a row's draws need, so that the other processes of a model that is cut over several GPUs,
+    which see the requests only as the manager hands them round, draw the same.
+    """
 
     def __init__(self, most: int, device: torch.device) -> None:
         """Room for `most` rows at a time."""
         self.most = most
         self._rows: dict[str, _Row] = {}
+        self._followed: OrderedDict[str, _Row] = OrderedDict()
         self._free = deque(range(1, most + 1))
+        self._number = 0
         self._lock = threading.Lock()
         #: (most + 1,), 1 where a row's logits were not finite at some step.
         self.broken = torch.zeros(most + 1, dtype=torch.int32, device=device)
 
-    def add(self, request_id: str, prompt_tokens: int, seed: int) -> None:
-        """Take a row in, before the manager gets it."""
+    def add(self, prompt_tokens: int, seed: int) -> str:
+        """Take a row in, before the manager gets it; gives its request id."""
         with self._lock:
+            self._number += 1
+            request_id = f"{self._number}:{prompt_tokens}:{seed}"
             slot = self._free.popleft()
             self._rows[request_id] = _Row(slot, prompt_tokens, row_stream(seed))
             self.broken[slot] = 0
+            return request_id
 
     def remove(self, request_ids: Sequence[str]) -> list[bool]:
         """Let rows go; tells of each whether its logits were finite throughout."""
+        if not request_ids:
+            return []
         marks = self.broken.tolist()
         with self._lock:
             slots = [self._rows.pop(request_id).slot for request_id in request_ids]
@@ -61,7 +73,7 @@ class RowTable:
         return [not marks[slot] for slot in slots]
 
     def slots(self, requests: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """(R,) the slots of the requests of a step; 0 for one that left."""
+        """(R,) the slots of the requests of a step; 0 for one that left, or that is another process's."""
         found = [self._rows.get(request.state.request_id) for request in requests]
         return np.array([row.slot if row else 0 for row in found], dtype=np.int32)
 
@@ -69,9 +81,22 @@ class RowTable:
         """(R,) the numbers that decide each request's next token; its place counts from the end of the prompt."""
         values = np.zeros(len(requests), dtype=np.float64)
         for place, request in enumerate(requests):
-            if row := self._rows.get(request.state.request_id):
+            row = self._rows.get(request.state.request_id) or self._follow(request.state.request_id)
+            if row is not None:
                 values[place] = row.uniform(request.state.position_offset - row.prompt_tokens)
         return values
+
+    def _follow(self, request_id: str) -> _Row | None:
+        """A row that was not added here, from its id; None for the manager's own requests, which warm up."""
+        _, _, rest = str(request_id).partition(":")
+        tokens, _, seed = rest.partition(":")
+        if not seed:
+            return None
+        if request_id not in self._followed:
+            self._followed[request_id] = _Row(0, int(tokens), row_stream(int(seed)))
+            if len(self._followed) > 2 * self.most:
+                self._followed.popitem(last=False)
+        return self._followed[request_id]
 
 
 class _RowProcessor(ContinuousBatchingLogitsProcessor):

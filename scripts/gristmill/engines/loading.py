@@ -19,8 +19,8 @@ from gristmill.memory.estimate import GIB, even_places, size_bytes
 from gristmill.memory.shapes import block_of, read_shape
 
 
-def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:
-    """The model in evaluation mode, on the group's GPUs or the CPU.
+def load_model(folder: Path, model: ModelConfig, on_gpu: bool, ranks: int = 1) -> Any:
+    """The model in evaluation mode, on the group's GPUs or the CPU; with `ranks`, this process's part of it.
 
     Raises:
         UserError: torch sees no GPU though the job holds one, or layers would be offloaded.
@@ -36,8 +36,7 @@ def load_model(folder: Path, model: ModelConfig, on_gpu: bool) -> Any:
     loaded = AutoModelForCausalLM.from_pretrained(
         str(folder),
         dtype=_dtype(model, on_gpu),
-        device_map=_device_map(folder, model) if on_gpu else None,
-        max_memory=_max_memory(model) if on_gpu else None,
+        **_placement(folder, model, on_gpu, ranks),
         trust_remote_code=model.trust_remote_code,
         attn_implementation=model.attention,
         quantization_config=_quantization(model),
@@ -73,6 +72,15 @@ def placement(loaded: Any) -> dict[str, str]:
     for module, device in _placed(loaded).items():
         found.setdefault(device, []).append(module)
     return {device: ", ".join(_ranges(modules)) for device, modules in found.items()}
+
+
+def _placement(folder: Path, model: ModelConfig, on_gpu: bool, ranks: int) -> dict[str, Any]:
+    """Where from_pretrained is to put the model: cut over ranks, laid over GPUs, or on the CPU."""
+    if ranks > 1:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_size=ranks)}
+    return {"device_map": _device_map(folder, model), "max_memory": _max_memory(model)} if on_gpu else {}
 
 
 def _device_map(folder: Path, model: ModelConfig) -> str | dict[str, int | str]:
