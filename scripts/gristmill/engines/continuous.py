@@ -20,7 +20,7 @@ from gristmill.engines import flash
 from gristmill.engines.answers import not_finite, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.loading import load_model, release_memory
-from gristmill.engines.manager import EngineDied, Session, make_manager
+from gristmill.engines.manager import DidNotStart, EngineDied, Session, make_manager
 from gristmill.engines.prepared import Prepared, prepare
 from gristmill.engines.static import StaticEngine
 from gristmill.engines.tensor import Ranks
@@ -81,7 +81,8 @@ class ContinuousEngine:
         self._model = load_model(folder, model, on_gpu, ranks)
         self._static = StaticEngine(folder, model, context_tokens, on_gpu, log, (self._chat, self._model))
         self._rows = min(model.max_batch_rows or GPU_ROWS, GPU_ROWS if on_gpu else CPU_ROWS)
-        self.device_map = self._static.device_map
+        cut = {str(rank): "a part of every layer" for rank in range(ranks)}
+        self.device_map = cut if ranks > 1 else self._static.device_map
         self.dtype = self._static.dtype
 
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
@@ -129,13 +130,20 @@ class ContinuousEngine:
                     yield outcome
                 return
             except EngineDied as error:
-                if "out of memory" not in str(error).lower() or not self._on_gpu or self._ranks is not None:
+                if self._ranks is not None or not self._on_gpu:
                     raise
+                if "out of memory" not in str(error).lower():
+                    if not isinstance(error, DidNotStart) or self._config.engine != "auto":
+                        raise
+                    self._log(f"{error}; the rows go to the static engine")
+                    break
             release_memory(self._on_gpu)
             self._log(f"out of memory with {share:.0%} of the free memory for pages; {len(left)} rows begin again")
             if self._stopped:
                 return
-        self._log(f"continuous batching finds no room; {len(left)} rows go to the static engine")
+        else:
+            self._log(f"continuous batching finds no room; {len(left)} rows go to the static engine")
+        release_memory(self._on_gpu)
         yield from self._static.generate(list(left.values()))
 
     def _session(self, requests: Sequence[Request], sampling: Sampling, share: float) -> Iterator[Outcome]:
@@ -239,7 +247,7 @@ class ContinuousEngine:
         try:
             manager.warmup()
         except (RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            raise EngineDied(f"continuous batching does not start: {error}") from error
+            raise DidNotStart(f"continuous batching does not start: {error}") from error
         manager.start()
         settings = manager.continuous_batching_config
         self._log(

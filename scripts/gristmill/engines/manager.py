@@ -19,6 +19,10 @@ class EngineDied(UserError):
     """The manager's thread ended on an error; the rows that finished are in the journal."""
 
 
+class DidNotStart(EngineDied):
+    """The manager could not be made ready; no row was asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """What the manager is made for: requests of one sampling setting."""
@@ -48,13 +52,16 @@ def make_manager(model: Any, session: Session, table: RowTable, on_gpu: bool) ->
     """The manager with our processors, not started.
 
     Raises:
-        EngineDied: the GPU has no flash attention.
+        DidNotStart: the GPU has no flash attention, or the model no pages.
     """
     from gristmill.engines.continuous_rows import row_processors
 
-    manager = _plain_manager(model, session, on_gpu, graphs=(False, True))
+    try:
+        manager = _plain_manager(model, session, on_gpu, graphs=(False, True))
+    except (ValueError, NotImplementedError, AttributeError) as error:
+        raise DidNotStart(f"continuous batching does not know {type(model).__name__}: {error}") from error
     if on_gpu and "flash" not in (found := model.config._attn_implementation):
-        raise EngineDied(f"continuous batching over {found} attention is slower than static; set engine: static")
+        raise DidNotStart(f"continuous batching over {found} attention is slower than static; set engine: static")
     if on_gpu and not manager.continuous_batching_config.max_blocks_per_request:
         # No attention that reads pages: new tokens take the way of prompts, which then needs the graphs.
         manager.destroy()

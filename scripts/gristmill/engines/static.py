@@ -54,7 +54,7 @@ class StaticEngine:
         self._most_tokens: int | None = None
         self._chat, self._model = loaded or (ChatEncoder(folder, model), load_model(folder, model, on_gpu))
         self._stop_ids = self._chat.stop_ids()
-        if on_gpu and (idle := idle_gpus(self._model)):
+        if on_gpu and loaded is None and (idle := idle_gpus(self._model)):
             log(f"the model holds nothing on {len(idle)} GPUs of the worker ({idle}); fewer gpus_per_model would do")
         self._max_rows = model.max_batch_rows or (GPU_BATCH_ROWS if on_gpu else CPU_BATCH_ROWS)
         self.device_map = placement(self._model)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gristmill.types import JsonDict
 
+OURS = "torch's flash kernels"
 SITE = Path(__file__).parent / "site"
 #: The smallest compute capability of torch's flash kernels.
 MIN_CAPABILITY = (8, 0)
@@ -32,7 +33,7 @@ def offer() -> str:
     if str(SITE) not in sys.path:
         sys.path.append(str(SITE))
         _look_again()
-    return "torch's flash kernels"
+    return OURS
 
 
 def _look_again() -> None:
