@@ -2,13 +2,13 @@
 
     python benchmarks/countdown.py 8B /dev/shm/countdown-8B        write the model's folder; 1B and tiny likewise
 
-A prompt is filler words whose last one, c<n+1>, decides the answer: c<n> c<n-1> … c1 and the end token, n useful tokens.
-No engine can know n beforehand: max_new_tokens is the same for all requests.
+A prompt is filler words whose last one, c<n+1>, decides the answer: c<n> c<n-1> … c1 and the end token, n useful
+tokens. No engine can know n beforehand: max_new_tokens is the same for all requests.
 
-- How: the head's row of each chain token is the embedding of the token one above it (and the end token's that of c1), so
-  the token that is most like the last one is the next of the countdown. Everything else is random.
-- All layers are dense and random, each with values of its own, and none is zero (zeros run faster). What they add to the
-  residual stream is kept small: EPSILON of the embedding a projection, 0.3 of it after 32 layers.
+- How: the head's row of each chain token is the embedding of the token one above it (and the end token's that of c1),
+  so the token that is most like the last one is the next of the countdown. Everything else is random.
+- All layers are dense and random, each with values of its own, and none is zero (zeros run faster). What they add to
+  the residual stream is kept small: EPSILON of the embedding a projection, 0.3 of it after 32 layers.
 - The margin: logits have a standard deviation of about 1, and the right one is the square root of the hidden size: 64
   for 8B, 45 for 1B, 11 for tiny. bfloat16 keeps that order, in any batch and with any kernel, so answers are compared
   exactly. Embedding and head are not tied.
