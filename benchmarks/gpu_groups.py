@@ -17,13 +17,10 @@ job. The exit status is 1 when a check failed.
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import importlib.util
 import itertools
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -36,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import provenance  # noqa: E402
 from small_llama import WORDS, make_giant, make_model  # noqa: E402
 
 from gristmill.files import read_json, read_jsonl, write_json  # noqa: E402
@@ -49,7 +47,6 @@ HEADINGS: tuple[str, ...] = (
 )
 #: A scenario that takes longer hangs.
 LIMIT_S = 240
-PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes", "snakemake", "nvidia-ml-py")
 
 
 @dataclass(frozen=True)
@@ -264,25 +261,7 @@ def most_at_once(held: Sequence[Session]) -> int:
 
 def about(there: Sequence[Gpu], args: argparse.Namespace) -> JsonDict:
     """Where and when the numbers were made."""
-    versions = {found: importlib.metadata.version(found) for found in PACKAGES if _installed(found)}
-    return {
-        "command": " ".join(["python", "benchmarks/gpu_groups.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "dry": args.dry,
-        "cards": [f"{gpu.name} ({gpu.memory_total_mib} MiB)" for gpu in there],
-        "driver": _driver(),
-        "python": platform.python_version(),
-        "packages": versions,
-        "rows_per_gpu": args.rows,
-        "new_tokens": NEW_TOKENS,
-    }
-
-
-def _installed(name: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return False
+    return {**provenance.about(there), "dry": args.dry, "rows_per_gpu": args.rows, "new_tokens": NEW_TOKENS}
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -303,18 +282,6 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
-
-
-def _driver() -> str | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except (ImportError, AttributeError, RuntimeError, OSError):
-        return None
-    except Exception as error:  # pynvml.NVMLError, of a module that may not be there
-        return str(error)
 
 
 def _dry_environment(folder: Path) -> dict[str, str]:
