@@ -102,9 +102,19 @@ def test_an_echo_model_has_no_dtype_of_its_own() -> None:
     assert key(model=model(engine="echo")) == key(model=model(engine="echo"), on_gpu=True)
 
 
-def test_the_engine_in_force_is_part_of_the_key() -> None:
-    assert key(model=model(engine="auto")) == key(model=model(engine="static"))
-    assert key(model=model(engine="echo")) != key(model=model(engine="static"))
+def key_of(engine: str, temperature: float) -> str:
+    """The key of an answer by an engine."""
+    return key(replace(REQUEST, sampling=replace(SAMPLING, temperature=temperature)), model=model(engine=engine))
+
+
+def test_a_greedy_answer_is_known_whatever_engine_gave_it() -> None:
+    assert len({key_of(engine, 0.0) for engine in ("auto", "static", "continuous")}) == 1
+    assert key_of("echo", 0.0) != key_of("static", 0.0)
+
+
+def test_a_sampled_answer_is_known_to_the_engines_that_draw_alike() -> None:
+    assert key_of("static", 0.7) == key_of("continuous", 0.7)
+    assert len({key_of(engine, 0.7) for engine in ("static", "auto", "echo")}) == 3
 
 
 @pytest.mark.parametrize("name", ["4bit", "8bit"])
@@ -290,10 +300,13 @@ def test_a_code_digest_of_a_module_that_is_gone_is_an_error(library: Callable[[s
 
 
 @pytest.mark.parametrize("overflowed", [None, 512])
-def test_a_key_is_the_hash_of_model_overflow_and_request(overflowed: int | None) -> None:
-    identity = {"weights": "w", "chat_template": "{{ x }} \u00e9 \ud800"}
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_key_is_the_hash_of_model_overflow_and_request(overflowed: int | None, temperature: float) -> None:
+    asked = replace(REQUEST, sampling=replace(SAMPLING, temperature=temperature))
+    identity = {"weights": "w", "engine": "rows", "chat_template": "{{ x }} \u00e9 \ud800"}
     policy = None if overflowed is None else ["error", overflowed]
-    whole = {"request": request_to_json(REQUEST), "model": identity, "overflow": policy}
+    entered = identity if temperature else identity | {"engine": None}
+    whole = {"request": request_to_json(asked), "model": entered, "overflow": policy}
     made = RequestKeys(identity, MODEL)
-    assert made.key(REQUEST, overflowed) == digest(whole)
-    assert made.key(REQUEST, overflowed) == digest(whole)  # a second key begins anew
+    assert made.key(asked, overflowed) == digest(whole)
+    assert made.key(asked, overflowed) == digest(whole)  # a second key begins anew

@@ -76,6 +76,8 @@ class ContinuousEngine:
         self._on_gpu = on_gpu
         self._log = log
         self._stopped = False
+        #: Rows on a CPU whose logits, or those of a neighbour, were not finite.
+        self._doubtful: list[Request] = []
         self._chat = ChatEncoder(folder, model)
         self._ranks = Ranks(folder, model, ranks, on_gpu, log) if ranks > 1 else None
         self._model = load_model(folder, model, on_gpu, ranks)
@@ -163,6 +165,10 @@ class ContinuousEngine:
         finally:
             manager.stop(block=True, timeout=END_S, hard_stop=True)
             manager.destroy()
+        if self._doubtful:  # without flash attention all rows share one mask, and 0 × NaN is NaN in each of them
+            self._log(f"the logits of {len(self._doubtful)} rows were not finite; the static engine asks each alone")
+            doubtful, self._doubtful = self._doubtful, []
+            yield from self._static.generate(doubtful)
 
     def _ready(self, requests: Sequence[Request]) -> Iterator[Prepared | Completion]:
         """The requests made ready, some at a time, while others run."""
@@ -209,7 +215,9 @@ class ContinuousEngine:
         for name, sound in zip(ended, table.remove(list(ended)), strict=True):
             item, (result, late) = running.pop(name).item, ended[name]
             tokens = result.generated_tokens
-            if not sound:
+            if not sound and not self._on_gpu:
+                self._doubtful.append(item.request)
+            elif not sound:
                 yield not_finite(item, len(tokens) - 1, self.dtype)
             elif late:
                 yield timed_out(item, len(tokens), self._config.timeout_seconds)

@@ -1,0 +1,254 @@
+"""Facts about continuous batching: the same answers as one by one, row by row, whatever stands beside a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import countdown
+import pytest
+
+from gristmill.config.schema import ModelConfig
+from gristmill.engines.continuous import ContinuousEngine
+from gristmill.engines.manager import DidNotStart, EngineDied, Session
+from gristmill.engines.static import StaticEngine
+from gristmill.types import Completion, Failure, Message, Outcome, Request, Sampling
+
+pytestmark = pytest.mark.model
+
+GREEDY = Sampling(max_new_tokens=80)
+WARM = Sampling(max_new_tokens=12, temperature=4.0, top_p=0.95, top_k=50, seed=3)
+ITEMS = countdown.items(countdown.Lengths(20, 20, 0.6, 60).draw(24, seed=0), countdown.SHAPES["tiny"].vocabulary, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose answers are known and stop at their own length."""
+    return countdown.make_model(tmp_path_factory.mktemp("countdown"), countdown.SHAPES["tiny"])
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> ContinuousEngine:
+    return ContinuousEngine(folder, config(folder), 1024, on_gpu=False, log=print)
+
+
+@pytest.fixture
+def engine(loaded: ContinuousEngine) -> Iterator[ContinuousEngine]:
+    """The engine as new, its settings restored afterwards."""
+    before, static_before = dict(loaded.__dict__), dict(loaded._static.__dict__)
+    yield loaded
+    loaded.__dict__.update(before)
+    loaded._static.__dict__.update(static_before)
+
+
+def config(folder: Path, **settings: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"source": str(folder), "dtype": "float32", "engine": "continuous", **settings})
+
+
+def ask(sampling: Sampling, items: Sequence[countdown.Item] = ITEMS) -> list[Request]:
+    return [Request(item.id, 0, "", (Message(role="user", content=item.prompt),), sampling) for item in items]
+
+
+def by_id(outcomes: Iterator[Outcome]) -> dict[str, Outcome]:
+    found = list(outcomes)
+    assert len({outcome.id for outcome in found}) == len(found)
+    return {outcome.id: outcome for outcome in found}
+
+
+def texts(outcomes: Iterator[Outcome]) -> dict[str, str | None]:
+    return {name: outcome.text for name, outcome in by_id(outcomes).items() if isinstance(outcome, Completion)}
+
+
+def test_every_answer_is_right_and_stops_at_its_own_length(engine: ContinuousEngine) -> None:
+    found = by_id(engine.generate(ask(GREEDY)))
+    for item in ITEMS:
+        answer = found[item.id]
+        assert isinstance(answer, Completion)
+        assert (answer.text, answer.completion_tokens) == (item.answer, item.answer_tokens)
+        assert (answer.finish_reason, answer.prompt_tokens) == ("stop", len(item.prompt.split()))
+        assert answer.seconds > 0
+
+
+def test_more_rows_than_places_are_answered(engine: ContinuousEngine) -> None:
+    engine._rows = 3
+    assert texts(engine.generate(ask(GREEDY))) == {item.id: item.answer for item in ITEMS}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM, dataclasses.replace(WARM, top_p=1.0, top_k=0)], ids=repr)
+def test_answers_are_those_of_the_static_engine(engine: ContinuousEngine, folder: Path, sampling: Sampling) -> None:
+    static = StaticEngine(folder, config(folder), 1024, False, print, (engine._chat, engine._model))
+    assert texts(engine.generate(ask(sampling))) == texts(static.generate(ask(sampling)))
+
+
+def test_a_draw_does_not_depend_on_the_rows_beside_it(engine: ContinuousEngine) -> None:
+    together = texts(engine.generate(ask(WARM)))
+    alone = texts(engine.generate(ask(WARM, ITEMS[5:6])))
+    assert alone == {ITEMS[5].id: together[ITEMS[5].id]}
+    assert len(set(together.values())) > 1
+
+
+def test_two_samplings_in_one_shard_are_each_answered_by_their_own(engine: ContinuousEngine) -> None:
+    mixed = ask(GREEDY, ITEMS[:4]) + ask(dataclasses.replace(GREEDY, max_new_tokens=5), ITEMS[4:8])
+    found = by_id(engine.generate(mixed))
+    assert [found[item.id].completion_tokens for item in ITEMS[:4]] == [item.answer_tokens for item in ITEMS[:4]]
+    assert [found[item.id].completion_tokens for item in ITEMS[4:8]] == [min(5, i.answer_tokens) for i in ITEMS[4:8]]
+
+
+def test_a_row_is_given_out_while_a_longer_one_goes_on(engine: ContinuousEngine) -> None:
+    items = sorted(ITEMS, key=lambda item: -item.answer_tokens)
+    first = next(iter(engine.generate(ask(GREEDY, items))))
+    assert first.id != items[0].id
+
+
+def test_a_stop_text_ends_a_row_and_is_cut_off(engine: ContinuousEngine) -> None:
+    long = [item for item in ITEMS if item.answer_tokens > 20]
+    found = by_id(engine.generate(ask(dataclasses.replace(GREEDY, stop=(" c15 ",)), long)))
+    for item in long:
+        assert found[item.id].text == item.answer.partition(" c15 ")[0]
+        assert found[item.id].finish_reason == "stop"
+
+
+def test_a_row_whose_time_is_over_fails_and_the_others_do_not(
+    engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine._config = engine._config.model_copy(update={"timeout_seconds": 1e-6})
+    found = by_id(engine.generate(ask(GREEDY, ITEMS[:6])))
+    reasons = [outcome.reason for outcome in found.values() if isinstance(outcome, Failure)]
+    assert reasons
+    assert set(reasons) == {"timeout"}
+    engine._config = engine._config.model_copy(update={"timeout_seconds": 600})
+    assert texts(engine.generate(ask(GREEDY, ITEMS[:6]))) == {item.id: item.answer for item in ITEMS[:6]}
+
+
+def test_a_repetition_penalty_goes_to_the_static_engine_and_is_told(engine: ContinuousEngine) -> None:
+    said: list[str] = []
+    engine._log = said.append
+    found = by_id(
+        engine.generate(ask(dataclasses.replace(GREEDY, repetition_penalty=1.3, max_new_tokens=4), ITEMS[:2]))
+    )
+    assert len(found) == 2
+    assert said[0].startswith("2 rows go to the static engine: continuous batching has no repetition_penalty")
+
+
+def test_a_prompt_that_is_too_long_is_skipped_or_shortened_as_the_policy_says(engine: ContinuousEngine) -> None:
+    long = max(ITEMS, key=lambda item: len(item.prompt.split()))
+    engine._context_tokens = GREEDY.max_new_tokens + len(long.prompt.split()) - 1
+    engine._config = engine._config.model_copy(update={"on_overflow": "skip"})
+    found = by_id(engine.generate(ask(GREEDY, [long, ITEMS[0]])))
+    assert (found[long.id].text, found[long.id].finish_reason) == (None, "skipped")
+    engine._config = engine._config.model_copy(update={"on_overflow": "truncate_left"})
+    found = by_id(engine.generate(ask(GREEDY, [long])))
+    assert (found[long.id].text, found[long.id].prompt_cut_tokens) == (long.answer, 1)
+
+
+def test_a_row_whose_logits_are_not_finite_fails_alone(engine: ContinuousEngine) -> None:
+    bad = next(item for item in ITEMS if item.answer_tokens > 30)
+    others = [item for item in ITEMS if item.answer_tokens < 30]
+    embedding = engine._model.get_input_embeddings().weight.data
+    spoilt = countdown.END + 30  # c30, which only the long countdown meets
+    kept = embedding[spoilt].clone()
+    embedding[spoilt] = float("nan")
+    try:
+        found = by_id(engine.generate(ask(GREEDY, [bad, *others])))
+    finally:
+        embedding[spoilt] = kept
+    assert isinstance(found[bad.id], Failure)
+    assert found[bad.id].reason == "non_finite_logits"
+    assert {item.id: found[item.id].text for item in others} == {item.id: item.answer for item in others}
+
+
+def test_after_stop_nothing_new_begins_and_what_runs_is_finished(engine: ContinuousEngine) -> None:
+    engine._rows = 2
+    outcomes = engine.generate(ask(GREEDY))
+    first = next(outcomes)
+    engine.stop()
+    rest = list(outcomes)
+    assert 1 + len(rest) <= 2 * 2 + 2
+    answers = {item.id: item.answer for item in ITEMS}
+    assert all(outcome.text == answers[outcome.id] for outcome in [first, *rest])
+
+
+def test_a_manager_that_dies_is_an_error_that_says_how_to_go_on(
+    engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = engine.generate(ask(GREEDY))
+    next(outcomes)
+    monkeypatch.setattr(type(engine._model), "forward", broken)
+    with pytest.raises(EngineDied, match=r"a GPU fell off the bus.*; run again to go on"):
+        list(outcomes)
+
+
+def broken(*_args: Any, **_settings: Any) -> None:
+    raise RuntimeError("a GPU fell off the bus")
+
+
+def test_no_thread_is_left_when_the_caller_goes_away(engine: ContinuousEngine) -> None:
+    import threading
+
+    outcomes = engine.generate(ask(GREEDY))
+    next(outcomes)
+    outcomes.close()
+    deadline = time.monotonic() + 10
+    while any("_run_generation_loop" in repr(thread) for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_when_auto_took_it_and_it_does_not_start_the_rows_go_to_static(
+    engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_start(*_args: Any) -> Any:
+        raise DidNotStart("continuous batching does not start: no pages")
+
+    said: list[str] = []
+    engine._log, engine._on_gpu = said.append, True
+    monkeypatch.setattr("gristmill.engines.continuous.make_manager", no_start)
+    monkeypatch.setattr("gristmill.engines.continuous.release_memory", lambda _on_gpu: None)
+    with pytest.raises(DidNotStart, match="no pages"):
+        list(engine.generate(ask(GREEDY, ITEMS[:2])))
+    engine._config = engine._config.model_copy(update={"engine": "auto"})
+    assert texts(engine.generate(ask(GREEDY, ITEMS[:2]))) == {item.id: item.answer for item in ITEMS[:2]}
+    assert said == ["continuous batching does not start: no pages; the rows go to the static engine"]
+
+
+def test_out_of_memory_begins_again_with_fewer_pages_and_asks_only_what_is_left(
+    engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+    asked: list[int] = []
+    session = type(engine)._session
+
+    def one_short_session(self: ContinuousEngine, requests: Any, sampling: Sampling, share: float) -> Iterator[Outcome]:
+        shares.append(share)
+        asked.append(len(requests))
+        outcomes = session(self, requests, sampling, share)
+        if len(shares) == 1:
+            yield next(outcomes)
+            outcomes.close()
+            raise EngineDied("continuous batching ended: CUDA out of memory. Tried to allocate 2 GiB")
+        yield from outcomes
+
+    said: list[str] = []
+    engine._log, engine._on_gpu = said.append, True
+    monkeypatch.setattr(type(engine), "_session", one_short_session)
+    monkeypatch.setattr("gristmill.engines.continuous.release_memory", lambda _on_gpu: None)
+    monkeypatch.setattr("gristmill.engines.continuous.make_manager", on_a_cpu)
+    assert texts(engine.generate(ask(GREEDY))) == {item.id: item.answer for item in ITEMS}
+    assert (shares, asked) == ([0.88, 0.7], [len(ITEMS), len(ITEMS) - 1])
+    assert "out of memory with 88% of the free memory for pages; 23 rows begin again" in said
+
+
+def on_a_cpu(model: Any, session: Session, table: Any, _on_gpu: bool) -> Any:
+    from gristmill.engines.manager import make_manager
+
+    return make_manager(model, session, table, on_gpu=False)
+
+
+def test_a_session_comes_back_from_another_process_as_it_was() -> None:
+    import json
+
+    session = Session(dataclasses.replace(WARM, stop=("a", "b")), (1, 2), 3, 4, 5, 0.5)
+    assert Session.from_json(json.loads(json.dumps(session.to_json()))) == session
