@@ -94,6 +94,9 @@ def snakemake(project: Path, tokens: int, limit_s: float) -> tuple[int | None, s
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return None, process.communicate()[0]
+    finally:
+        if process.poll() is None:  # this program is being ended
+            os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, said
 
 
