@@ -47,17 +47,20 @@ def _look_again() -> None:
         mapping["flash_attn_interface"] = ["flash-attn-3"]
 
 
+def capability() -> tuple[int, int]:
+    """The compute capability of the worker's first GPU; (0, 0) where torch sees none."""
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+
+
 def why_not(config: JsonDict) -> str | None:
     """Why a model cannot run on these kernels; None when it can.
 
     Args:
         config: the model's config.json (of its text part).
     """
-    import torch
-
-    if not torch.cuda.is_available():
-        return "flash attention needs a GPU"
-    if (found := torch.cuda.get_device_capability()) < MIN_CAPABILITY:
+    if (found := capability()) < MIN_CAPABILITY:
         return f"flash attention needs compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
     head = config.get("head_dim") or config.get("hidden_size", 0) // max(1, config.get("num_attention_heads", 1))
     if head > MAX_HEAD:

@@ -1,0 +1,99 @@
+"""Facts about the choice of an engine: what auto takes, and what speaks against the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.config.schema import ModelConfig
+from gristmill.engines import choice, flash
+from gristmill.engines.choice import Setting, choose
+from gristmill.errors import UserError
+from gristmill.types import Sampling
+
+LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 512}
+
+
+@pytest.fixture(autouse=True)
+def a_card_with_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a card says, which this machine may not have; and no vllm, whatever is installed."""
+    monkeypatch.setattr(flash, "offer", lambda: flash.OURS)
+    monkeypatch.setattr(flash, "capability", lambda: (9, 0))
+    monkeypatch.setattr(choice, "_against_vllm", lambda _setting: "vllm is not installed")
+
+
+def setting(folder: Path, gpus: int = 1, config: dict[str, Any] | None = None, **settings: Any) -> Setting:
+    (folder / "config.json").write_text(json.dumps(LLAMA | (config or {})))
+    penalty = settings.pop("repetition_penalty", 1.0)
+    model = ModelConfig.model_validate({"source": str(folder), **settings})
+    return Setting(folder, model, {"dtype": "bfloat16"}, gpus, {Sampling(8, repetition_penalty=penalty)})
+
+
+def test_auto_is_continuous_on_one_gpu_and_cut_over_several(tmp_path: Path) -> None:
+    one, four = choose(setting(tmp_path)), choose(setting(tmp_path, gpus=4))
+    assert (one.engine, one.ranks, one.why) == (
+        "continuous", 1, "auto: continuous batching; vllm is not installed",
+    )  # fmt: skip
+    assert (four.engine, four.ranks) == ("continuous", 4)
+    assert "cut over the group's GPUs" in four.why
+
+
+def test_auto_is_static_on_a_cpu(tmp_path: Path) -> None:
+    found = choose(setting(tmp_path, gpus=0))
+    assert (found.engine, found.why) == ("static", "auto: vllm is not installed; static is faster on a CPU")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "config", "settings", "reason"),
+    [
+        (1, {"layer_types": ["full_attention", "linear_attention"]}, {}, "no pages for layers of linear_attention"),
+        (1, {}, {"dtype": "float32"}, "flash attention needs bfloat16 or float16, and the model runs in float32"),
+        (1, {}, {"attention": "eager"}, "attention: eager is not a flash attention"),
+        (1, {}, {"allow_offload": True}, "takes no device_map, max_memory or allow_offload"),
+        (1, {}, {"quantization": "4bit"}, "quantized models is not taken unasked"),
+        (1, {}, {"trust_remote_code": True}, "its own code is not taken unasked"),
+        (1, {"head_dim": 512}, {}, "heads of 512 are larger than the 256 of flash attention"),
+        (1, {"attn_logit_softcapping": 50.0}, {}, "its attention is soft-capped"),
+        (1, {"model_type": "gpt_oss"}, {}, "its attention has sinks"),
+        (3, {}, {}, "8 heads and 4 key-value heads do not divide by 3 GPUs"),
+        (2, {}, {"parallel": "layers"}, "parallel: layers"),
+        (2, {}, {"repetition_penalty": 1.2}, "a repetition_penalty needs the static engine"),
+        (2, {"model_type": "gpt2"}, {}, "no plan to cut gpt2 models"),
+    ],
+)  # fmt: skip
+def test_auto_is_static_where_something_speaks_against_continuous_and_says_what(
+    tmp_path: Path, gpus: int, config: dict[str, Any], settings: dict[str, Any], reason: str
+) -> None:
+    found = choose(setting(tmp_path, gpus, config, **settings))
+    assert found.engine == "static"
+    assert reason in found.why
+
+
+def test_a_repetition_penalty_on_one_gpu_leaves_continuous_to_the_other_rows(tmp_path: Path) -> None:
+    assert choose(setting(tmp_path, repetition_penalty=1.2)).engine == "continuous"
+
+
+def test_a_named_engine_is_taken_or_refused_with_the_reason(tmp_path: Path) -> None:
+    assert choose(setting(tmp_path, engine="continuous", quantization="4bit")).engine == "continuous"
+    assert choose(setting(tmp_path, gpus=0, engine="continuous")).engine == "continuous"
+    assert choose(setting(tmp_path, gpus=3, engine="static")).engine == "static"
+    with pytest.raises(UserError, match=r"engine: continuous cannot be used: 8 heads .* 3 GPUs; set engine: auto"):
+        choose(setting(tmp_path, gpus=3, engine="continuous"))
+    with pytest.raises(UserError, match="engine: vllm cannot be used: vllm is not installed"):
+        choose(setting(tmp_path, engine="vllm"))
+
+
+def test_tensor_parallel_that_is_asked_for_and_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"parallel: tensor cannot be used: .* set parallel: auto or layers"):
+        choose(setting(tmp_path, gpus=3, parallel="tensor"))
+    assert choose(setting(tmp_path, gpus=2, parallel="tensor")).ranks == 2
+    with pytest.raises(ValueError, match="parallel: tensor needs engine: continuous or auto"):
+        setting(tmp_path, engine="static", parallel="tensor")
+
+
+def test_an_older_card_has_no_flash_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash, "capability", lambda: (7, 5))
+    assert "compute capability 8.0, and this GPU has 7.5" in choose(setting(tmp_path)).why
