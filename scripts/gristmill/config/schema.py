@@ -77,6 +77,9 @@ class ModelConfig(Section):
     gpus_per_model: int = Field(
         1, ge=1, description="GPUs that hold one copy of the model; a group of gpus.groups may ask for more."
     )
+    shards_per_worker: int = Field(
+        1, ge=1, description="Jobs that a worker's requests are cut into. Each loads the model; a lost one costs less."
+    )
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str] = Field(
         "auto",
         description="How layers are laid over the worker's GPUs, or a map: module: position in the group, cpu or disk.",
