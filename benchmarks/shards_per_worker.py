@@ -83,15 +83,15 @@ def main() -> None:
     echo = args.engine == "echo"
     shards = args.shards or ([1, 2, 4, 8, 16] if echo else [1, 2, 4, 8])
     scenarios = list(SCENARIOS) if echo else ["undisturbed"]
-    passes = []
+    out = args.out or ROOT / "benchmarks" / "results" / f"shards_per_worker-{args.engine}-cpu.json"
+    passes: list[Pass] = []
     for number in range(args.repeats or (1 if echo else 2)):
         for scenario in scenarios:
             for each in [one for one in shards if one in SCENARIOS[scenario].get("shards", shards)]:
                 passes.append(measure(args.engine, scenario, each, number, args.rows))
                 print(asdict(passes[-1]), flush=True)
+                write_json(out, about(args) | {"passes": [asdict(one) for one in passes]})
     print(table(passes))
-    out = args.out or ROOT / "benchmarks" / "results" / f"shards_per_worker-{args.engine}-cpu.json"
-    write_json(out, about(args) | {"passes": [asdict(one) for one in passes]})
 
 
 def measure(engine: str, scenario: str, each: int, number: int, rows: int) -> Pass:

@@ -77,3 +77,19 @@ def test_a_hub_model_is_fetched_once_and_no_worker_speaks_to_the_hub(
     assert manifest["weights"]["commit"] == COMMIT
     assert [worker["shard"] for worker in manifest["workers"]] == ["1-of-2", "2-of-2"]
     assert all(worker["load_seconds"] > 0 for worker in manifest["workers"])
+
+
+def test_weights_that_are_cut_are_found_once_before_any_worker(project: Project) -> None:
+    folder = project.folder / "model"
+    folder.mkdir()
+    sizes = {"hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 8}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    header = json.dumps({"a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(31))
+    project.write_config(echo_config(models={"echo": {"source": "model"}}))
+    result = project.run(gpu=2)
+    assert result.returncode == 1
+    assert result.stdout.count("but its header speaks of") == 1
+    assert "Traceback" not in result.stdout
+    logs = [path.name for path in project.folder.glob("results/**/*.log")]
+    assert sorted(logs) == ["echo.log", "render_requests.log"]
