@@ -19,7 +19,7 @@ from gristmill.keys import code_digest
 from gristmill.planning.memory import refuse_unfit
 from gristmill.planning.text import plan_text
 from gristmill.planning.plan import make_plan
-from gristmill.shards import shard_count
+from gristmill.shards import requests_to_count, shard_count
 from gristmill.weights import read_description, weights_inputs
 from gristmill.planning.workers import encode_workers, worker_of
 
@@ -149,14 +149,33 @@ def rows_counted(dataset, limit):
 
 
 def shards_of(wildcards):
-    """One shard a worker, but never more than the dataset has requests."""
+    """shards_per_worker for every worker, but never more than the dataset has requests."""
     run = unit_of(wildcards) if hasattr(wildcards, "run") else CONFIG.runs[target_runs(wildcards)[0]]
-    workers = PLAN.workers(unit_of(wildcards).model)
-    return shard_count(workers, rows_counted(run.dataset, workers) * run.sampling.samples)
+    model = unit_of(wildcards).model
+    speeds = [worker.speed for worker in PLAN.workers_of(model)]
+    each = CONFIG.models[model].shards_per_worker
+    rows = rows_counted(run.dataset, requests_to_count(speeds, each))
+    return shard_count(speeds, rows * run.sampling.samples, each)
+
+
+def worker_of_shard(wildcards):
+    return worker_of(PLAN.workers_of(unit_of(wildcards).model), int(wildcards.shard))
 
 
 def gpus_of(wildcards):
-    return worker_of(PLAN.workers_of(unit_of(wildcards).model), int(wildcards.shard)).gpus
+    return worker_of_shard(wildcards).gpus
+
+
+def gpus_in(group):
+    """An input function for the tokens of one group: a shard's GPUs if its worker is of that group, else none."""
+    return lambda w: gpus_of(w) if worker_of_shard(w).group == group else 0
+
+
+# A job that waits for a lease holds its tokens. With tokens of its own for each of gpus.groups, no job starts while its
+# group is taken, and none keeps another group's GPUs idle.
+GROUP_TOKENS = {f"gpu_group_{group.number}": gpus_in(group.number) for group in PLAN.groups}
+for group in PLAN.groups:
+    workflow.register_resource(f"gpu_group_{group.number}", Resource(f"gpu_group_{group.number}", len(group.gpus)))
 
 
 def may_fail(wildcards):

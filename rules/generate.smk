@@ -31,6 +31,7 @@ rule generate:
         "../envs/gpu.yaml"
     threads: threads_of
     resources:
+        **GROUP_TOKENS,
         gpu=gpus_of,
     params:
         spec=model_spec,

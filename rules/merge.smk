@@ -25,7 +25,7 @@ rule merge:
     shell:
         program("merge.py", *PLACEMENTS)
         + " --spec {params.spec:q} --weights {input.weights:q} --unit {params.unit:q} "
-        "--requests {input.requests:q} --parts {input.parts:q} --journal {params.journal:q} "
+        "--requests {input.requests:q} --first-part {input.parts[0]:q} --journal {params.journal:q} "
         "--max-failed-ratio {params.may_fail} --generations {output.generations:q} "
         "--manifest {output.manifest:q} > {log:q} 2>&1"
 

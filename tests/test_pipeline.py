@@ -4,9 +4,11 @@ import csv
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +119,77 @@ def test_the_dry_run_shows_every_job_and_makes_no_file(judged: Project) -> None:
     shown = jobs(judged.done("-n", gpu=4))
     assert (shown["generate"], shown["judge_generate"], shown["merge"], shown["judge_merge"]) == (8, 12, 2, 3)
     assert (shown["verdicts"], shown["metrics"], shown["report"]) == (3, 2, 1)
+    assert shown["prepare_model"] == 1  # for two runs and three judge targets on one model
     assert not (judged.folder / "results").exists()
+
+
+def sharded_config(each: int, **changes: Any) -> dict[str, Any]:
+    return echo_config(models={"echo": {"engine": "echo", "shards_per_worker": each}}, **changes)
+
+
+def loads(project: Project) -> int:
+    """Jobs of the run that loaded the model, by their logs."""
+    logs = project.folder.glob("results/runs/plain/logs/generate-*.log")
+    return sum("loaded in" in path.read_text() for path in logs)
+
+
+def test_a_model_loads_once_a_worker_and_once_a_shard_where_a_worker_has_several(project: Project) -> None:
+    project.done("results/runs/plain/manifest.json", gpu=2)
+    assert loads(project) == 2
+    shutil.rmtree(project.folder / "results")
+    project.write_config(sharded_config(3))
+    assert jobs(project.done("results/runs/plain/manifest.json", "-n", gpu=2))["generate"] == 6
+    project.done("results/runs/plain/manifest.json", gpu=2)
+    assert loads(project) == 6
+    workers = project.value("runs/plain/manifest.json")["workers"]
+    assert [worker["rows"] for worker in workers] == [2] * 6
+    assert all(worker["load_seconds"] >= 0 for worker in workers)
+
+
+def test_another_number_of_shards_after_a_kill_asks_only_the_rows_in_flight_and_loses_none(project: Project) -> None:
+    project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(40))
+    for each, rows in ((4, 8), (2, 20)):  # killed, cut anew, killed again
+        project.write_config(sharded_config(each))
+        slow = project.environment(GRISTMILL_ECHO_SECONDS="0.2")
+        words = project.command("results/runs/plain/generations.jsonl", gpu=2)
+        running = subprocess.Popen(words, cwd="/", env=slow, start_new_session=True, stderr=subprocess.DEVNULL)
+        wait_until(lambda rows=rows: len(project.asked("runs/plain")) >= rows)
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    assert len(project.asked("runs/plain")) < 40
+
+    project.write_config(sharded_config(7))
+    project.done("results/runs/plain/generations.jsonl", gpu=2)
+    asked = project.asked("runs/plain")
+    assert sorted(asked, key=lambda name: int(name[1:])) == [f"r{n}" for n in range(40)]  # nothing twice
+    assert [line["text"] for line in project.lines("runs/plain/generations.jsonl")] == [f"say {n}" for n in range(40)]
+
+
+def test_shards_of_unlike_groups_follow_the_speeds_and_no_job_waits_for_the_other_groups_gpu(project: Project) -> None:
+    project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(48))
+    inventory = project.folder / "gpus.json"
+    inventory.write_text(json.dumps([{"name": "fake", "memory_total_mib": 80_000, "count": 2}]))
+    groups = [{"devices": [0], "speed": 2}, {"devices": [1], "speed": 1}]
+    project.write_config(sharded_config(4, gpus={"groups": groups}))
+    words = ("results/runs/plain/manifest.json", "--cores", "8")
+    project.done(*words, GRISTMILL_INVENTORY=str(inventory), GRISTMILL_ECHO_SECONDS="0.1")
+    logs = [path.read_text() for path in project.folder.glob("results/runs/plain/logs/generate-*.log")]
+    assert len(logs) == 8
+    assert not any("waiting for" in log for log in logs)  # a job that waits would keep a token from the other group
+    rows: Counter[int] = Counter()
+    for worker in project.value("runs/plain/manifest.json")["workers"]:
+        rows[worker["devices"][0]["index"]] += worker["rows"]
+    assert rows == {0: 32, 1: 16}
+
+
+def test_the_command_line_of_a_merge_does_not_grow_with_the_shards(project: Project) -> None:
+    project.write_rows({"id": f"r{n}", "question": "say", "reference": n} for n in range(1000))
+    name = "".join(f"{n:04}" for n in range(20))  # as long as a name may be
+    project.write_config(sharded_config(500, runs={name: echo_config()["runs"]["plain"]}))
+    shown = project.done(f"results/runs/{name}/generations.jsonl", "-n", "-p", gpu=2)
+    assert jobs(shown)["generate"] == 1000
+    (command,) = [line for line in shown.splitlines() if "merge.py" in line]
+    assert len(command) < 5_000
 
 
 def test_kill_9_in_the_middle_of_generate_costs_only_the_rows_in_flight(project: Project) -> None:

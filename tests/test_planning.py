@@ -41,6 +41,12 @@ def text(sizes: dict[str, int], there: int, limit: int | None = None, cluster: b
     return made.partition("run: ")[0].replace("  engine echo: no weights\n", "")
 
 
+def sharded(each: int) -> Config:
+    """One model, with so many shards a worker."""
+    models = {"m": {"engine": "echo", "shards_per_worker": each}}
+    return Config.model_validate({**config({"m": 1}).model_dump(), "models": models})
+
+
 def refusal(*args: Any, **settings: Any) -> str:
     with pytest.raises(UserError) as caught:
         plan(*args, **settings)
@@ -88,7 +94,28 @@ def test_a_limit_above_the_gpus_is_lowered_and_said() -> None:
     assert said.startswith("4 GPU tokens for 4 GPUs (--resources gpu=8 asks for more than may be used here):\n")
 
 
+def test_the_plan_says_how_often_a_model_loads_where_that_is_not_once_a_worker() -> None:
+    said = plan_text(sharded(3), make_plan(sharded(3), gpus(2), None, 16, False))
+    assert "\n  3 shards a worker: up to 6 jobs for a run or judge target, a load each\n" in said
+    assert "shards a worker" not in plan_text(sharded(1), make_plan(sharded(1), gpus(2), None, 16, False))
+
+
+def test_shards_do_not_change_how_many_workers_there_are_or_what_they_get() -> None:
+    one, many = (make_plan(sharded(each), gpus(4), None, 16, False) for each in (1, 8))
+    assert (one.all_workers(), one.threads("m")) == (many.all_workers(), many.threads("m"))
+
+
 # ---- refusals
+
+
+def test_more_shards_than_can_be_merged_at_once_are_refused_with_the_most() -> None:
+    make_plan(sharded(500), gpus(2), None, 16, False)
+    with pytest.raises(UserError) as caught:
+        make_plan(sharded(501), gpus(2), None, 16, False)
+    assert str(caught.value) == (
+        "models.m.shards_per_worker is 501: 2 workers would make 1002 shards, over the 1000 that are merged at once; "
+        "use 500 or less"
+    )
 
 
 def test_a_model_larger_than_the_tokens_is_refused_with_the_numbers_that_work() -> None:
@@ -261,6 +288,12 @@ def test_a_gpu_belongs_to_one_group() -> None:
 
 def test_groups_of_this_machine_are_refused_on_a_cluster() -> None:
     assert "remove gpus.groups" in refusal({"m": 1}, there=8, cluster=True, groups=UNLIKE)
+
+
+def test_shards_go_round_the_workers_so_that_each_has_as_many() -> None:
+    workers = plan({"m": 1}, there=8, groups=UNLIKE).workers_of("m")
+    owners = [worker_of(workers, shard) for shard in range(1, 3 * len(workers) + 1)]
+    assert owners == workers * 3
 
 
 def test_a_shard_belongs_to_its_worker_and_travels_as_text() -> None:

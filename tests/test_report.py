@@ -574,7 +574,7 @@ def test_versions_devices_counts_and_speeds_stand_in_the_provenance(tmp_path: Pa
     assert "org/smollm2 @ abc123 9f2c41d07be355aa static bfloat16" in text
     assert "NVIDIA H100 80GB HBM3 (0, 1)" in text
     assert "0 from the journal 12 generated" in text
-    assert "1,189.0–1,210.4 each of 2 workers" in text
+    assert "1,189.0–1,210.4 each of 2 jobs" in text
 
 
 # ---- a folder like the demo's ---------------------------------------------------------------------------------------

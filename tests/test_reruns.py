@@ -400,7 +400,7 @@ def test_another_number_of_gpus_or_their_settings_run_nothing_again(judged: Plac
     place = judged.copied(tmp_path / "project")
     assert place.would_run("--cores", "7", gpu=3) == {}
     place.edit(lambda config: config.update(gpus={"wait_minutes": 1, "health": False, "stall_minutes": None}))
-    place.edit(lambda config: config["models"]["echo"].update(gpus_per_model=2))
+    place.edit(lambda config: config["models"]["echo"].update(gpus_per_model=2, shards_per_worker=3))
     inventory = place.folder / "gpus.json"
     inventory.write_text(json.dumps([{"name": "fake", "memory_total_mib": 80_000, "count": 4}]))
     assert place.would_run(GRISTMILL_INVENTORY=str(inventory)) == {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_memory import write_model
 
 from gristmill.codec import request_from_json
 from gristmill.config.schema import ModelConfig
@@ -54,6 +55,23 @@ def test_shards_follow_the_speeds_of_the_plans_workers(tmp_path: Path) -> None:
     workers = [Worker(1, 1.0, 0), Worker(1, 1.0, 0), Worker(2, 0.5, 1)]
     counts = split(requests_file(tmp_path, *range(1, 51)), tmp_path / "out", 3, SPEC, WEIGHTS, workers)
     assert counts == [20, 20, 10]
+
+
+def test_all_shards_of_a_worker_have_its_speed(tmp_path: Path) -> None:
+    workers = [Worker(1, 1.0, 0), Worker(2, 0.5, 1)]
+    counts = split(requests_file(tmp_path, *range(1, 61)), tmp_path / "out", 4, SPEC, WEIGHTS, workers)
+    assert counts == [20, 10, 20, 10]
+
+
+def test_a_refusal_proposes_no_more_gpus_than_there_are_however_many_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill.splitting._token_counter", lambda *_: lambda batch: [1 for _ in batch])
+    spec = ModelSpec(name="m", model=ModelConfig(source="x"))
+    weights = WEIGHTS | {"folder": str(write_model(tmp_path / "m", "70B")), "name": "m"}
+    workers = [Worker(1, memory_mib=46_068)] * 2
+    with pytest.raises(UserError, match=r"does not fit on 2; fits in 8-bit on 2"):
+        split(requests_file(tmp_path, *[1] * 40), tmp_path / "out", 16, spec, weights, workers)
 
 
 def test_a_shard_has_what_the_model_needs_and_no_more(tmp_path: Path) -> None:

@@ -167,6 +167,21 @@ def test_the_journal_says_who_worked(tmp_path: Path, use: Any) -> None:
     assert (found["rows"], found["completion_tokens"], found["prompt_tokens"]) == (2, 2, 2)
 
 
+def test_the_time_to_load_is_in_the_log_and_the_journal_also_of_a_worker_that_crashed(
+    tmp_path: Path, use: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(FakeEngine(edit=lambda outcomes: [*outcomes[:1], outcomes[0]]))  # the second answer is a bug
+    load = worker.open_engine
+    monkeypatch.setattr(worker, "open_engine", lambda *words: (time.sleep(0.3), load(*words))[1])
+    shard = shard_of(tmp_path, ["a", "b"])
+    with pytest.raises(RuntimeError, match="does not wait for an answer"):
+        work(shard)
+    (found,) = journal.workers(shard.journal, set(worker.keyed_requests(shard.requests, ECHO, WEIGHTS)))
+    assert found["rows"] == 1
+    assert 0.3 <= found["load_seconds"] < 3
+    assert "engine fake (the test says so), loaded in 0.3 s on the CPU" in capsys.readouterr().err
+
+
 def test_answers_made_on_another_node_are_used_and_stay_that_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +312,18 @@ def test_weights_that_are_gone_are_named_with_the_next_step(tmp_path: Path) -> N
     shard = shard_of(tmp_path, ["a"])
     weights = WEIGHTS | {"folder": str(tmp_path / "gone")}
     with pytest.raises(UserError, match="gone with the weights of m is gone; snakemake --forcerun prepare_model"):
+        run_shard(shard, ModelConfig(source="x"), weights, NO_WAIT, 1)
+
+
+def test_weights_that_changed_since_they_were_prepared_are_named_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = shard_of(tmp_path, ["a"])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    weights = WEIGHTS | {"folder": str(tmp_path / "model"), "files": {"config.json": 9}, "weights_hash": "x"}
+    monkeypatch.setattr(worker, "open_engine", None)  # calling it would fail
+    with pytest.raises(UserError, match=r"prepared \(config\.json has 2 bytes, had 9\); snakemake --forcerun"):
         run_shard(shard, ModelConfig(source="x"), weights, NO_WAIT, 1)
 
 

@@ -39,6 +39,12 @@ def merged(requests: Iterable[JsonDict], parts: Sequence[Path]) -> Iterator[Json
         raise UnusableParts(f"answers to no request, or twice: {some(left)}; {_REMEDY}")
 
 
+def parts_beside(first: Path) -> list[Path]:
+    """All parts, from the path of the first: 1-of-3.jsonl to 3-of-3.jsonl."""
+    shards = int(first.stem.rpartition("-")[2])
+    return [first.with_name(f"{shard}-of-{shards}.jsonl") for shard in range(1, shards + 1)]
+
+
 def part_line(key: str, answer: JsonDict) -> JsonDict:
     """A line of a part: an answer's columns, its key and a checksum of both."""
     return with_checksum({"key": key, **answer})

@@ -1,7 +1,10 @@
 """Which worker takes which request: counts that follow the workers' speeds, long and short prompts dealt out evenly.
 
-- Workers of one speed get counts that differ by at most one. There are never more shards than requests, and while there
-  are enough requests no shard is empty, so no worker starts for nothing.
+- A worker has `shards_per_worker` shards, each a job (planning/workers.py says which shard is whose); all shards of a
+  worker have its speed, so together they are its share of the requests.
+- Shards of one speed get counts that differ by at most one. There are never more shards than requests, and while there
+  are enough requests no shard is empty, so no job starts for nothing. Where requests are few, all workers have fewer
+  shards: with one request in each, counts would follow the number of shards and no longer the speeds.
 - Requests are ranked by length. Equal workers are dealt them in a snake (1 2 3 3 2 1 …), unlike ones in turns as
   frequent as their speed; then each shard is put back in the dataset's order: merging can then stream, reading every
   part once from front to back.
@@ -9,12 +12,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+#: Shares are floats; a share of 3.9999999996 requests is one of 4.
+_ROUNDING = 1e-9
 
-def shard_count(workers: int, requests: int) -> int:
-    """How many shards to make for so many requests: one a worker, and at least one."""
-    return max(1, min(workers, requests))
+
+def shard_count(speeds: Sequence[float], requests: int, shards_per_worker: int = 1) -> int:
+    """How many shards to make for so many requests: as many for every worker, at least one in all.
+
+    Args:
+        speeds: of each worker.
+        requests: how many there are, or any number from `requests_to_count` on.
+        shards_per_worker: how many a worker is to have, if the slowest one's share has that many requests.
+    """
+    smallest_share = requests * min(speeds) / sum(speeds)
+    each = max(1, min(shards_per_worker, int(smallest_share + _ROUNDING)))
+    return max(1, min(len(speeds) * each, requests))
+
+
+def requests_to_count(speeds: Sequence[float], shards_per_worker: int) -> int:
+    """With so many requests every worker has all its shards: more need not be counted."""
+    return math.ceil(shards_per_worker * sum(speeds) / min(speeds))
 
 
 def assign(lengths: Sequence[int], shards: int, speeds: Sequence[float] | None = None) -> list[int]:
@@ -37,7 +57,7 @@ def assign(lengths: Sequence[int], shards: int, speeds: Sequence[float] | None =
 
 
 def shares(requests: int, speeds: Sequence[float]) -> list[int]:
-    """How many requests each worker gets: as its speed says, by largest remainder, at least one if there are enough."""
+    """How many requests each shard gets: as its speed says, by largest remainder, at least one if there are enough."""
     exact = [requests * speed / sum(speeds) for speed in speeds]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(speeds)), key=lambda shard: (counts[shard] - exact[shard], shard))

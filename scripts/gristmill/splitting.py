@@ -52,9 +52,9 @@ def split(
     """
     check_seal(requests)
     lengths = measure(requests, spec.model, weights)
-    busy = [worker_of(workers, shard) for shard in range(1, shards + 1)] if workers else []
-    _refuse_unfit(requests, lengths, spec, weights, busy)
-    assignment = assign(lengths, shards, [worker.speed for worker in busy] or None)
+    _refuse_unfit(requests, lengths, spec, weights, workers[:shards])
+    speeds = [worker_of(workers, shard).speed for shard in range(1, shards + 1)] if workers else None
+    assignment = assign(lengths, shards, speeds)
     with atomic_folder(folder) as temporary, contextlib.ExitStack() as stack:
         names = [temporary / f"{shard}-of-{shards}.jsonl" for shard in range(1, shards + 1)]
         handles = [stack.enter_context(open(name, "wb")) for name in names]

@@ -5,6 +5,8 @@
 - A hub id is fetched into the hub's own cache at the revision asked for; the commit is recorded.
 - The fingerprint covers weights, tokenizer and code. Large files enter by size and 64 samples spread over the file:
   seconds instead of minutes for 140 GB, and any training step changes them.
+- Whether the files are whole is seen here, once (weight_files.py), and a worker sees that they are still the same: no
+  worker fetches anything.
 - A description that is torn, or tells of another model than the config does, is refused: keys are made from it.
 """
 
@@ -21,10 +23,11 @@ from typing import Any
 
 from gristmill import locks
 from gristmill.config.schema import ModelConfig
-from gristmill.errors import UserError
+from gristmill.errors import UserError, some
 from gristmill.files import read_json
 from gristmill.memory.shapes import read_header
 from gristmill.types import JsonDict
+from gristmill.weight_files import require_whole
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py")
 _KEYS = ("name", "folder", "weights_hash", "context_tokens")
@@ -39,19 +42,22 @@ def prepare(name: str, model: ModelConfig, log: Callable[[str], None]) -> JsonDi
     """Make the weights available and describe them (docs/outputs.md, models/<model>.json).
 
     Raises:
-        UserError: the package, file, folder or hub model is not to be had, or holds no usable weights.
+        UserError: the package, file, folder or hub model is not to be had, or holds no usable weights, or a file of
+            theirs is cut or missing.
     """
     described: JsonDict = {"name": name, "source": model.source, "revision": model.revision}
     if model.engine == "echo":
-        empty = {"folder": None, "commit": None, "parameters": 0, "weights_bytes": 0, "context_tokens": None}
-        empty |= {"dtype": None}
+        empty: JsonDict = {"folder": None, "commit": None, "parameters": 0, "weights_bytes": 0, "context_tokens": None}
+        empty |= {"dtype": None, "files": {}}
         return described | empty | {"weights_hash": _ECHO}
     folder, commit = _locate(model, log)
     _require_weights(folder, model)
+    require_whole(folder, model.allow_pickle)
     return described | {
         "folder": str(folder),
         "commit": commit,
         "weights_hash": fingerprint(folder),
+        "files": _files(folder),
         "dtype": stored_dtype(folder),
         **_sizes(folder),
         "context_tokens": _context_tokens(folder),
@@ -102,6 +108,35 @@ def weights_folder(described: JsonDict) -> Path:
     if not folder.is_dir():
         raise UserError(f"{folder} with the weights of {described['name']} is gone; snakemake --forcerun prepare_model")
     return folder
+
+
+def require_prepared(described: JsonDict) -> Path:
+    """The folder that a description names, with the very files that were described: a worker's look before it loads.
+
+    Raises:
+        UserError: a file is gone, is new or has changed. Answers would stand under the fingerprint of other weights.
+    """
+    folder = weights_folder(described)
+    try:
+        there = _files(folder)
+        wanted = described.get("files", there)
+        if there == wanted and fingerprint(folder) == described["weights_hash"]:
+            return folder
+        said = some(_differences(there, wanted)) or "the content of a file is another"
+    except OSError as error:
+        said = f"{error.filename}: {error.strerror}"
+    raise UserError(
+        f"{folder} no longer holds the weights of {described['name']} that were prepared ({said}); "
+        "snakemake --forcerun prepare_model"
+    )
+
+
+def _differences(there: JsonDict, wanted: JsonDict) -> list[str]:
+    """What has become of the files, by their sizes."""
+    gone = [f"{name} is gone" for name in sorted(wanted.keys() - there.keys())]
+    new = [f"{name} is new" for name in sorted(there.keys() - wanted.keys())]
+    both = sorted(name for name in there.keys() & wanted.keys() if there[name] != wanted[name])
+    return gone + new + [f"{name} has {there[name]:,} bytes, had {wanted[name]:,}" for name in both]
 
 
 def cache_folder() -> Path:
@@ -236,20 +271,16 @@ def _sampled(path: Path) -> bytes:
     return hasher.digest()
 
 
+def _files(folder: Path) -> JsonDict:
+    """Name → bytes of the files that the fingerprint covers."""
+    return {path.name: path.stat().st_size for path in weights_inputs(folder)}
+
+
 def _sizes(folder: Path) -> JsonDict:
     """Parameters and bytes, from the headers of the safetensors files."""
-    from safetensors import safe_open
-
-    parameters, total = 0, 0
-    for path in folder.glob("*.safetensors"):
-        total += path.stat().st_size
-        with safe_open(path, framework="numpy") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict
-                count = 1
-                for length in tensors.get_slice(name).get_shape():
-                    count *= length
-                parameters += count
-    return {"parameters": parameters, "weights_bytes": total}
+    files = list(folder.glob("*.safetensors"))
+    parameters = sum(tensor.elements for path in files for tensor in read_header(path))
+    return {"parameters": parameters, "weights_bytes": sum(path.stat().st_size for path in files)}
 
 
 def _context_tokens(folder: Path) -> int | None:

@@ -34,7 +34,7 @@ from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
 from gristmill.stopping import Stop, interruptible
 from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request, RequestId, Sampling
-from gristmill.weights import weights_folder
+from gristmill.weights import require_prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +176,13 @@ def _answer(job: _Job, requests: dict[str, Request], known: dict[str, Completion
         watch.loaded()
         log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
         log(f"layers: {getattr(engine, 'device_map', None) or 'none'}")
-        segment = journal.Segment(shard.journal, _worker_info(shard, engine, why, devices))
+        loaded = {"load_seconds": round(load_s, 3)}  # with the worker's line, which also a killed job leaves
+        segment = journal.Segment(shard.journal, _worker_info(shard, engine, why, devices) | loaded)
         progress = Progress(total=len(missing))
         try:
             with segment, progress, stop.finishing(engine.stop):
                 failures = _journal_outcomes(engine, segment, missing, known, watch, progress)
-                segment.summarize(_summary(progress, load_s))
+                segment.summarize(_summary(progress))
         finally:
             engine.close()
     stop.check()
@@ -250,7 +251,7 @@ def _filled(config: GpusConfig) -> lease.Foreign:
 
 def _open(job: _Job, on_gpu: bool, samplings: set[Sampling]) -> tuple[Engine, str]:
     if job.model.engine != "echo":
-        weights_folder(job.weights)
+        require_prepared(job.weights)
         import torch
 
         torch.set_num_threads(job.threads)
@@ -265,10 +266,9 @@ def _worker_info(shard: Shard, engine: Engine, why: str, devices: list[Gpu]) -> 
     return info | {"packages": installed_versions()}
 
 
-def _summary(progress: Progress, load_s: float) -> dict[str, Any]:
+def _summary(progress: Progress) -> dict[str, Any]:
     seconds = progress.elapsed_s
     return {
-        "load_seconds": round(load_s, 3),
         "generate_seconds": round(seconds, 3),
         "prompt_tokens": progress.prompt_tokens,
         "completion_tokens": progress.completion_tokens,

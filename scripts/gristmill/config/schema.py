@@ -82,6 +82,9 @@ class ModelConfig(Section):
         description="How a model uses several GPUs. layers: each holds some layers, and one works at a time; tensor: "
         "each holds a part of every layer, and all work at once; auto: tensor where the model and its engine can.",
     )
+    shards_per_worker: int = Field(
+        1, ge=1, description="Jobs that a worker's requests are cut into. Each loads the model; a lost one costs less."
+    )
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str] = Field(
         "auto",
         description="How layers are laid over the worker's GPUs, or a map: module: position in the group, cpu or disk.",

@@ -28,7 +28,10 @@ from gristmill.errors import UserError
 #: What of a model says where and how fast it runs and changes no answer: it travels beside the spec, so that an edit of
 #: it runs nothing again.
 PLACEMENT = frozenset(
-    {"gpus_per_model", "parallel", "device_map", "max_memory", "attention", "max_batch_rows", "allow_offload"}
+    {
+        *("gpus_per_model", "shards_per_worker", "parallel", "device_map", "max_memory", "attention"),
+        *("max_batch_rows", "allow_offload"),
+    }
 )
 #: One command-line argument may hold 128 KiB on Linux (MAX_ARG_STRLEN); stay clear of it.
 MAX_SPEC_BYTES = 100_000

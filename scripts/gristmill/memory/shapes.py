@@ -140,7 +140,13 @@ def block_of(parameter: str) -> str:
 
 
 def read_header(path: Path) -> Iterator[Tensor]:
-    """The tensors of a safetensors file; its header is JSON behind an 8-byte length.
+    """The tensors of a safetensors file (raw_header)."""
+    header, _ = raw_header(path)
+    yield from (Tensor(name, item["dtype"], tuple(item["shape"])) for name, item in header.items())
+
+
+def raw_header(path: Path) -> tuple[JsonDict, int]:
+    """A safetensors file's header and where it ends: JSON behind an 8-byte length, tensor → dtype, shape, data_offsets.
 
     Raises:
         UserError: the file is torn or no safetensors file (a Git LFS pointer, for example).
@@ -150,11 +156,13 @@ def read_header(path: Path) -> Iterator[Tensor]:
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER_BYTES + 1
         text = handle.read(length) if length <= _MAX_HEADER_BYTES else b""
     try:
-        header = json.loads(text)
-        found = [(name, item["dtype"], item["shape"]) for name, item in header.items() if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        header = {name: item for name, item in json.loads(text).items() if name != "__metadata__"}
+        whole = all({"dtype", "shape", "data_offsets"} <= item.keys() for item in header.values())
+    except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no whole safetensors file; fetch it again") from error
-    yield from (Tensor(name, dtype, tuple(shape)) for name, dtype, shape in found)
+    if not whole:
+        raise UserError(f"{path} is no whole safetensors file; fetch it again")
+    return header, len(start) + length
 
 
 def meta_tensors(folder: Path) -> Iterator[Tensor]:

@@ -24,6 +24,8 @@ from gristmill.types import Gpu
 GPU_WORKER_THREADS = 8
 #: Threads of a worker when the cores are not known (a cluster).
 CLUSTER_THREADS = 4
+#: Split and merge hold a file of every shard open, and a process may have 1,024 (ulimit -n) on most machines.
+MAX_SHARDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Plan:
         return len(self.workers_of(model))
 
     def workers_of(self, model: str) -> list[Worker]:
-        """The model's workers, the fastest first; shard k is worker k's."""
+        """The model's workers, the fastest first; whose a shard is says `worker_of`."""
         size, left = self.gpus_per_model[model], self.tokens
         if not self.groups:
             memory_mib = Group(self.gpus).memory_mib
@@ -110,7 +112,8 @@ def make_plan(
         busy: UUID → why, for the GPUs that others fill without a lease and those that are set aside.
 
     Raises:
-        UserError: a model needs more GPUs than there are tokens, or gpus.devices names none that may be used.
+        UserError: a model needs more GPUs than there are tokens or makes too many shards, or gpus.devices names none
+            that may be used.
     """
     if not usable and config.gpus.wanted() != "auto" and not cluster:
         key, step = ("groups names", "remove gpus.groups") if config.gpus.groups else ("devices is", "set it to auto")
@@ -129,6 +132,7 @@ def make_plan(
     for name in sizes:
         if not plan.workers_of(name):
             raise UserError(_too_large(plan, name, _source(config, free, limit, cluster)))
+        _refuse_too_many_shards(name, config.models[name].shards_per_worker, plan.workers(name))
     return plan
 
 
@@ -202,6 +206,15 @@ def _too_large(plan: Plan, name: str, source: str) -> str:
         f"models.{name}.gpus_per_model is {size}, but there are {count(tokens, 'GPU token')} ({source}{busy}); "
         f"use gpus_per_model {fitting}, or --resources gpu={size} on a machine that has them"
     )
+
+
+def _refuse_too_many_shards(name: str, shards_per_worker: int, workers: int) -> None:
+    if shards_per_worker > 1 and shards_per_worker * workers > MAX_SHARDS:
+        raise UserError(
+            f"models.{name}.shards_per_worker is {shards_per_worker}: {count(workers, 'worker')} would make "
+            f"{shards_per_worker * workers} shards, over the {MAX_SHARDS} that are merged at once; "
+            f"use {max(1, MAX_SHARDS // workers)} or less"
+        )
 
 
 def _is_used(config: Config, model: str) -> bool:

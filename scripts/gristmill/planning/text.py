@@ -35,6 +35,7 @@ def plan_text(
     lines += [f"  left out: {uuid}, {why}" for uuid, why in plan.busy.items()]
     for name in plan.gpus_per_model:
         lines.append(_model_line(plan, name, links or {}))
+        lines += [f"  {line}" for line in _shard_lines(config.models[name].shards_per_worker, plan.workers(name))]
         lines += [f"  {line}" for line in memory_lines(config, plan, name, where)]
     return "\n".join([*lines, _commands(plan, configfiles)]) + "\n"
 
@@ -66,6 +67,13 @@ def _model_line(plan: Plan, name: str, links: nvml.Links) -> str:
     if plan.gpus:
         line += f": {_sets(plan.gpus, size, workers, links)} (as long as no other job holds them)"
     return line + _left_over(plan, plan.tokens - workers * size, plan.tokens)
+
+
+def _shard_lines(each: int, workers: int) -> list[str]:
+    """How often the model is loaded, where that is not once a worker."""
+    if each == 1:
+        return []
+    return [f"{each} shards a worker: up to {count(each * workers, 'job')} for a run or judge target, a load each"]
 
 
 def _group_lines(plan: Plan, name: str, links: nvml.Links) -> list[str]:

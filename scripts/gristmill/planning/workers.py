@@ -1,6 +1,13 @@
 """Workers: which group of GPUs each shard's job runs on. The plan decides it and hands it to the jobs as one argument.
 
-Shard k (from 1) of any number of shards is worker k's. The fastest workers come first: a few requests go to them.
+Shards go round the workers: of W workers, shard k (from 1) is worker ((k - 1) mod W) + 1's. `worker_of` is the one
+place that says so. What follows from it:
+
+- With shards_per_worker S there are W x S shards (shards.shard_count), and each worker has S of them: its size and its
+  speed hold for each, and S need not travel to the jobs.
+- The fastest workers come first: where there are fewer requests than workers, they go to them.
+- A worker is a size, a speed and a group, not a process. Which job runs when is Snakemake's choice, and workers of one
+  group are alike: a GPU that is early takes whichever of the group's shards is next.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from gristmill.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One job on one group of GPUs."""
+    """One group of GPUs, which runs one job at a time."""
 
     gpus: int
     #: Compared with the other workers of the model.
@@ -46,5 +53,5 @@ def decode_workers(text: str) -> dict[str, list[Worker]]:
 
 
 def worker_of(workers: Sequence[Worker], shard: int) -> Worker:
-    """The worker of a shard (from 1); more shards than workers (only a target typed by hand has them) go round."""
+    """The worker of a shard (from 1): shards go round."""
     return workers[(shard - 1) % len(workers)]
