@@ -24,7 +24,7 @@ class RowSampler:
 
     def __init__(self, seeds: Sequence[int], temperature: float, top_k: int, top_p: float) -> None:
         """One seed a row of the batch, in the batch's order; top_k=0 and top_p=1 switch those filters off."""
-        self._streams = [np.random.Generator(np.random.Philox(seed)) for seed in seeds]
+        self._streams = streams(seeds)
         self._temperature = temperature
         self._top_k = top_k
         self._top_p = top_p
@@ -37,22 +37,42 @@ class RowSampler:
         """
         import torch
 
-        ordered, tokens = torch.sort(scores.double(), dim=-1, descending=True, stable=True)  # (B, V) each
-        if not torch.isfinite(ordered[:, 0]).all():  # NaN sorts first
+        if not torch.isfinite(scores.amax(dim=-1)).all():  # NaN wins amax
             raise FloatingPointError("the model's logits are not finite; try dtype bfloat16 or float32")
-        ordered = (ordered - ordered[:, :1]) / self._temperature  # the largest is 0: no overflow at any temperature
-        if self._top_k > 0:
-            ordered[:, self._top_k :] = -torch.inf
-        probabilities = torch.softmax(ordered, dim=-1)  # (B, V), largest first
-        cumulative = probabilities.cumsum(dim=-1)
-        if self._top_p < 1.0:  # keep the smallest set that reaches top_p; its first token always stays
-            kept = (cumulative - probabilities) < self._top_p
-            probabilities = torch.where(kept, probabilities, 0.0)
-            cumulative = probabilities.cumsum(dim=-1)
-        uniform = torch.tensor([stream.random() for stream in self._streams], dtype=torch.float64)
-        target = uniform.to(scores.device).unsqueeze(-1) * cumulative[:, -1:]  # (B, 1)
-        # The first token whose cumulative probability exceeds the target, counting only tokens that can be drawn.
-        place = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1)
-        last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
-        drawn = tokens.gather(-1, torch.minimum(place, last))  # (B, 1)
+        uniform = uniforms(self._streams, scores.device)
+        drawn = draw(scores, uniform, self._temperature, self._top_k, self._top_p)
         return torch.full_like(scores, -torch.inf).scatter(-1, drawn, 0.0)
+
+
+def streams(seeds: Sequence[int]) -> list[np.random.Generator]:
+    """Each row's own stream of numbers."""
+    return [np.random.Generator(np.random.Philox(seed)) for seed in seeds]
+
+
+def uniforms(rows: Sequence[np.random.Generator], device: torch.device) -> torch.Tensor:
+    """The next number of each stream (B,) on a device that is not waited for."""
+    import torch
+
+    numbers = torch.tensor([stream.random() for stream in rows], dtype=torch.float64)
+    return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+
+
+def draw(scores: torch.Tensor, uniform: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """The token (B, 1) that each row's number in [0, 1) falls on, from finite scores (B, V)."""
+    import torch
+
+    ordered, tokens = torch.sort(scores.double(), dim=-1, descending=True, stable=True)  # (B, V) each
+    ordered = (ordered - ordered[:, :1]) / temperature  # the largest is 0: no overflow at any temperature
+    if top_k > 0:
+        ordered[:, top_k:] = -torch.inf
+    probabilities = torch.softmax(ordered, dim=-1)  # (B, V), largest first
+    cumulative = probabilities.cumsum(dim=-1)
+    if top_p < 1.0:  # keep the smallest set that reaches top_p; its first token always stays
+        kept = (cumulative - probabilities) < top_p
+        probabilities = torch.where(kept, probabilities, 0.0)
+        cumulative = probabilities.cumsum(dim=-1)
+    target = uniform.unsqueeze(-1) * cumulative[:, -1:]  # (B, 1)
+    # The first token whose cumulative probability exceeds the target, counting only tokens that can be drawn.
+    place = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1)
+    last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
+    return tokens.gather(-1, torch.minimum(place, last))
