@@ -63,8 +63,8 @@ class GrowingLayer(DynamicLayer):
             room[len(rows) :, :, width - new : width] = below[:, :, :new]
             self._buffers[place] = room
         if joining:
-            joining.reset()
-            joining._buffers = []
+            joining._buffers, joining.keys, joining.values = [], None, None
+            joining.is_initialized = False
         self._show(width)
 
     def _grow(self, used: int, columns: int) -> None:
