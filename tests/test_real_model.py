@@ -13,6 +13,7 @@ from conftest import Project, wait_until
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.static import StaticEngine
+from gristmill.engines.token_budget import TokenBudget
 from gristmill.errors import UserError
 from gristmill.progress import log
 from gristmill.types import Completion, Failure, Message, Request, Sampling
@@ -161,42 +162,36 @@ def test_out_of_memory_halves_the_batch_and_every_row_is_answered_once(
 ) -> None:
     import torch
 
-    class Small:
-        """The real model on a device that holds two rows."""
+    tried: list[int] = []
 
-        def __init__(self, inner: object) -> None:
-            self.inner = inner
-            self.batches: list[int] = []
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.inner, name)
-
-        def generate(self, input_ids: torch.Tensor, **settings: object) -> object:
-            self.batches.append(len(input_ids))
-            if len(input_ids) > 2:
-                raise torch.OutOfMemoryError("too many rows")
-            return self.inner.generate(input_ids, **settings)  # type: ignore[attr-defined]
+    def hold_two_rows(_module: object, _arguments: object, named: dict[str, torch.Tensor]) -> None:
+        tried.append(len(named["input_ids"]))
+        if tried[-1] > 2:
+            raise torch.OutOfMemoryError("too many rows")
 
     small = limited(engine, model, 8192, "error")
-    small._model = Small(engine._model)
-    found = answers(small, ask(QUESTIONS, Sampling(max_new_tokens=4)))
+    small._budget = TokenBudget(None, on_gpu=False, log=log)
+    hook = engine._model.register_forward_pre_hook(hold_two_rows, with_kwargs=True)
+    try:
+        found = answers(small, ask(QUESTIONS, Sampling(max_new_tokens=4)))
+    finally:
+        hook.remove()
     assert len(found) == 5
-    assert small._model.batches == [5, 2, 2, 1]
+    assert tried[0] == 5
+    assert max(tried[1:]) == 2
 
 
 def test_a_row_that_does_not_fit_alone_is_a_failure_not_an_answer(engine: StaticEngine, model: ModelConfig) -> None:
     import torch
 
-    class Full:
-        dtype = torch.float32
-        device = torch.device("cpu")
+    def hold_nothing(*_: object) -> None:
+        raise torch.OutOfMemoryError("no row fits")
 
-        def generate(self, *_: object, **__: object) -> object:
-            raise torch.OutOfMemoryError("no row fits")
-
-    full = limited(engine, model, 8192, "error")
-    full._model = Full()
-    (outcome,) = full.generate(ask(QUESTIONS[:1], Sampling(max_new_tokens=4)))
+    hook = engine._model.register_forward_pre_hook(hold_nothing)
+    try:
+        (outcome,) = engine.generate(ask(QUESTIONS[:1], Sampling(max_new_tokens=4)))
+    finally:
+        hook.remove()
     assert not isinstance(outcome, Completion)
     assert (outcome.reason, outcome.id) == ("out_of_memory", "r0")
 
@@ -231,7 +226,7 @@ def test_a_row_with_logits_that_are_not_finite_fails_and_its_neighbours_are_answ
     }
 
 
-def test_a_batch_that_takes_too_long_keeps_its_ended_rows_and_fails_the_others(
+def test_a_row_that_takes_too_long_fails_and_those_that_ended_in_time_are_answered(
     engine: StaticEngine, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = ask(QUESTIONS[:3], Sampling(max_new_tokens=40))
@@ -247,7 +242,7 @@ def test_a_batch_that_takes_too_long_keeps_its_ended_rows_and_fails_the_others(
         return float(steps > lengths[0] + 3)
 
     slow = limited(engine, model.model_copy(update={"timeout_seconds": 0.5}), 8192, "error")
-    monkeypatch.setattr("gristmill.engines.deadline.time.monotonic", clock)
+    monkeypatch.setattr("gristmill.engines.decoding.time.monotonic", clock)
     outcomes = {outcome.id: outcome for outcome in slow.generate(requests)}
     monkeypatch.undo()
     for name, completion in whole.items():

@@ -47,16 +47,26 @@ def _note_echo(unit: str) -> None:
 
 
 def _note_static(unit: str) -> None:
-    from gristmill.engines.static import StaticEngine
+    from gristmill.engines import static
 
-    run = StaticEngine._run
+    generate = static.StaticEngine.generate
 
-    @functools.wraps(run)
-    def noted(self: StaticEngine, batch: Sequence[Any]) -> Iterator[Any]:
-        _note(unit, [item.request for item in batch])
-        yield from run(self, batch)
+    @functools.wraps(generate)
+    def noted(self: static.StaticEngine, requests: Sequence[Any]) -> Iterator[Any]:
+        from gristmill.engines.decoding import DecodeLoop  # imports torch: not before the lease
 
-    StaticEngine._run = noted  # type: ignore[method-assign]
+        if not hasattr(DecodeLoop, "_noted"):
+            begun = DecodeLoop._begun
+
+            @functools.wraps(begun)
+            def noted_rows(self: DecodeLoop, items: Sequence[Any]) -> Any:
+                _note(unit, [item.request for item in items])
+                return begun(self, items)
+
+            DecodeLoop._begun = DecodeLoop._noted = noted_rows  # type: ignore[attr-defined, method-assign]
+        yield from generate(self, requests)
+
+    static.StaticEngine.generate = noted  # type: ignore[method-assign]
 
 
 def _start() -> None:

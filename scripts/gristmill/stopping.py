@@ -1,7 +1,7 @@
 """Ending early and well: what a job does with SIGTERM (a scheduler's warning) and SIGINT.
 
 - While the model generates, the first signal asks the engine to begin nothing new, and the job has FINISH_S for the
-  batch in flight; then, or at a second signal, Interrupted is raised in the main thread. At any other time the first
+  answers in flight; then, or at a second signal, Interrupted is raised in the main thread. At any other time the first
   signal raises it at once.
 - A main thread that hangs in C (a kernel on a lost GPU, a read from a dead disk) never sees a signal. A thread does,
   through the wake-up descriptor, and ends the process after LIMIT_S: every answer is with the operating system already.
@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-#: Seconds from the signal: for the batch in flight, and until the process is ended from outside its main thread.
+#: Seconds from the signal: for the answers in flight, and until the process is ended from outside its main thread.
 FINISH_S, LIMIT_S = 7.0, 9.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -65,7 +65,7 @@ class Stop:
         signal.setitimer(signal.ITIMER_REAL, FINISH_S)
 
     def on_alarm(self, _signum: int, _frame: object) -> None:
-        """The handler of SIGALRM: the time for the batch in flight is over."""
+        """The handler of SIGALRM: the time for the answers in flight is over."""
         self.check()
 
 

@@ -104,7 +104,7 @@ class ModelConfig(Section):
         "error", description="What to do with a prompt that leaves no room for max_new_tokens."
     )
     timeout_seconds: float | None = Field(
-        None, gt=0, description="A batch that takes longer is ended; its rows without an end fail. null: no limit."
+        None, gt=0, description="A row whose answer takes longer fails, from when it joins a batch. null: no limit."
     )
     max_batch_rows: int | None = Field(None, ge=1, description="Most rows in a batch; null: from the memory left.")
     chat_template: str | None = Field(None, description="A Jinja2 file used instead of the tokenizer's template.")

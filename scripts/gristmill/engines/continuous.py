@@ -19,11 +19,12 @@ from gristmill.config.schema import ModelConfig
 from gristmill.engines import flash
 from gristmill.engines.answers import not_finite, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
-from gristmill.engines.loading import load_model, release_memory
+from gristmill.engines.loading import load_model
 from gristmill.engines.manager import DidNotStart, EngineDied, Session, make_manager
 from gristmill.engines.prepared import Prepared, prepare
 from gristmill.engines.static import StaticEngine
 from gristmill.engines.tensor import Ranks
+from gristmill.engines.token_budget import release_memory
 from gristmill.errors import UserError
 from gristmill.keys import row_seed
 from gristmill.types import Completion, Outcome, Request, Sampling

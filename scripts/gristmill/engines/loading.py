@@ -47,17 +47,6 @@ def load_model(folder: Path, model: ModelConfig, on_gpu: bool, ranks: int = 1) -
     return loaded.eval()
 
 
-def release_memory(on_gpu: bool) -> None:
-    """Give what torch holds without using it back to the driver."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if on_gpu:
-        torch.cuda.empty_cache()
-
-
 def idle_gpus(loaded: Any) -> list[int]:
     """Positions of the GPUs that torch sees and that hold nothing of the model."""
     import torch

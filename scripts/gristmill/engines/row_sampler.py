@@ -39,29 +39,26 @@ class RowSampler:
 
         if not torch.isfinite(scores.amax(dim=-1)).all():  # NaN wins amax
             raise FloatingPointError("the model's logits are not finite; try dtype bfloat16 or float32")
-        uniform = torch.tensor([stream.random() for stream in self._streams], dtype=torch.float64)
-        drawn = draw(scores, uniform.to(scores.device), self._temperature, self._top_k, self._top_p)
+        uniform = uniforms(self._streams, scores.device)
+        drawn = draw(scores, uniform, self._temperature, self._top_k, self._top_p)
         return only(scores, drawn)
 
 
 def row_stream(seed: int) -> np.random.Generator:
-    """The uniform numbers in [0, 1) of one row, one a new token."""
+    """A row's own stream of numbers in [0, 1), one a new token."""
     return np.random.Generator(np.random.Philox(seed))
 
 
+def uniforms(rows: Sequence[np.random.Generator], device: torch.device) -> torch.Tensor:
+    """The next number of each stream (B,) on a device that is not waited for."""
+    import torch
+
+    numbers = torch.tensor([stream.random() for stream in rows], dtype=torch.float64)
+    return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+
+
 def draw(scores: torch.Tensor, uniform: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """The token that each row's uniform number stands for.
-
-    Args:
-        scores: (B, V), each row with a finite largest score.
-        uniform: (B,), float64, in [0, 1).
-        temperature: above 0.
-        top_k: keep the largest k; 0: all.
-        top_p: keep the smallest set that reaches it; its first token always stays.
-
-    Returns:
-        (B, 1) token ids.
-    """
+    """The token (B, 1) that each row's number in [0, 1) falls on, from finite scores (B, V)."""
     import torch
 
     ordered, tokens = torch.sort(scores.double(), dim=-1, descending=True, stable=True)  # (B, V) each
@@ -70,7 +67,7 @@ def draw(scores: torch.Tensor, uniform: torch.Tensor, temperature: float, top_k:
         ordered[:, top_k:] = -torch.inf
     probabilities = torch.softmax(ordered, dim=-1)  # (B, V), largest first
     cumulative = probabilities.cumsum(dim=-1)
-    if top_p < 1.0:
+    if top_p < 1.0:  # keep the smallest set that reaches top_p; its first token always stays
         kept = (cumulative - probabilities) < top_p
         probabilities = torch.where(kept, probabilities, 0.0)
         cumulative = probabilities.cumsum(dim=-1)
