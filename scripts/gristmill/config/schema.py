@@ -84,7 +84,9 @@ class ModelConfig(Section):
     max_memory: dict[str, Memory] = Field(
         {}, description="Most memory for the weights on each of the worker's GPUs: {0: 70GiB, 1: 70GiB, cpu: 200GiB}."
     )
-    engine: Literal["auto", "static", "echo"] = Field("auto", description="What generates; auto picks and logs why.")
+    engine: Literal["auto", "static", "vllm", "echo"] = Field(
+        "auto", description="What generates; auto picks and logs why."
+    )
     attention: str | None = Field(None, description="attn_implementation of transformers; null lets it choose.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the weights.")
     allow_pickle: bool = Field(False, description="Accept .bin weights, which can run code when loaded.")
