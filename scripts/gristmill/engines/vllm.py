@@ -107,11 +107,16 @@ class VllmEngine:
         self._stopped = True
 
     def close(self) -> None:
-        """Free the model's memory, also for the driver, and end vLLM's processes and process groups."""
+        """Free the model's memory, also for the driver, and end vLLM's processes and process groups.
+
+        After a signal the end of this process does that: vLLM takes seconds for it, and there may be two left.
+        """
         import gc
 
         import torch
 
+        if self._stopped:
+            return
         self._engine.engine_core.shutdown()
         del self._engine
         gc.collect()
