@@ -67,7 +67,10 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         path.write_text(text)
     (tmp_path / "packages" / "bitsandbytes.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "packages")
+    before = set(os.environ)
     yield
+    for name in set(os.environ) - before:  # vLLM's variables, which are set before its import
+        del os.environ[name]
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         del sys.modules[name]
 

@@ -9,7 +9,6 @@
   logits do in bfloat16, by rounding. vLLM takes temperatures of 0 and of 0.01 to 2; others are refused.
 - NaN in a row's logits ends the row at that token (VLLM_COMPUTE_NANS_IN_LOGITS, which 0 in the environment switches
   off). Infinite logits without a NaN pass: vLLM does not look for them.
-- vLLM's variables are set here only where the environment does not set them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from gristmill.config.schema import ModelConfig
 from gristmill.engines.answers import not_finite, out_of_memory, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.prepared import Prepared, prepare
-from gristmill.engines.vllm_limits import dtype_of
+from gristmill.engines.vllm_limits import dtype_of, set_environment
 from gristmill.errors import UserError
 from gristmill.files import read_json
 from gristmill.gpu import gpus as devices
@@ -39,17 +38,6 @@ FEED_ROWS = 128
 FREE_SHARE = 0.9
 #: What vLLM's limits on temperature are, 0 aside: it would refuse a higher one and raise a lower one.
 TEMPERATURES = (0.01, 2.0)
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler in this process
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_HOST_IP": "127.0.0.1",  # the group is on one host; without this vLLM asks the network for its name
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB; on a CPU only, as the next
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default every worker would bind to the same cores
-}
 
 
 class VllmEngine:
@@ -61,8 +49,7 @@ class VllmEngine:
         self, folder: Path, model: ModelConfig, context_tokens: int | None, on_gpu: bool, log: Callable[[str], None]
     ) -> None:
         """Load tokenizer and weights; imports vllm, which imports torch and transformers."""
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        set_environment()
         gpus = _gpus() if on_gpu else 0
         self._config = model
         self._context_tokens = context_tokens
@@ -71,6 +58,7 @@ class VllmEngine:
         self._stop_ids = self._chat.stop_ids()
         self.dtype = dtype_of(folder, model, gpus)
         self._engine = _start(arguments(folder, model, context_tokens, self.dtype, gpus))
+        self._engine.logger_manager = None  # a server's dashboard: a histogram's entry for every token
         self._window = 2 * int(self._engine.vllm_config.scheduler_config.max_num_seqs)
         self._longest = int(self._engine.model_config.max_model_len)
         if context_tokens is not None and self._longest < context_tokens:

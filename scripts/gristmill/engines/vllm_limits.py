@@ -3,12 +3,14 @@
 - Every reason is something that vLLM would ignore or refuse: an architecture or quantization it does not know, a
   placement of layers, heads that do not divide. `auto` then takes another engine and gives the reason.
 - vLLM is imported only when nothing else speaks against it: its import takes ten seconds.
+- Its variables are set here, before that import, and only where the environment does not set them.
 - What it knows is asked of the installed version: 0.26 loads bitsandbytes' 4 bits, 0.32 no longer does.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,17 @@ from gristmill.types import JsonDict
 from gristmill.weights import stored_dtype
 
 _DTYPES = ("bfloat16", "float16", "float32")
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler in this process
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_HOST_IP": "127.0.0.1",  # the group is on one host; without this vLLM asks the network for its name
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB; on a CPU only, as the next
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default every worker would bind to the same cores
+}
 
 
 def installed() -> bool:
@@ -38,6 +51,12 @@ def why_not(folder: Path, model: ModelConfig, gpus: int) -> str | None:
         return "vllm is not installed (pip install 'vllm>=0.26', the extra vllm)"
     config = read_json(folder / "config.json")
     return next(_reasons(folder, config, model, gpus), None)
+
+
+def set_environment() -> None:
+    """Set vLLM's variables, each only where the environment does not set it; some are read when vllm is imported."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 def dtype_of(folder: Path, model: ModelConfig, gpus: int) -> str:
@@ -77,6 +96,7 @@ def _heads(config: JsonDict, gpus: int) -> Iterator[str]:
 
 def _installed(config: JsonDict, model: ModelConfig, gpus: int) -> Iterator[str]:
     """What the installed vLLM says."""
+    set_environment()
     try:
         import vllm
         from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
