@@ -92,7 +92,7 @@ class ModelConfig(Section):
     max_memory: dict[str, Memory] = Field(
         {}, description="Most memory for the weights on each of the worker's GPUs: {0: 70GiB, 1: 70GiB, cpu: 200GiB}."
     )
-    engine: Literal["auto", "static", "continuous", "echo"] = Field(
+    engine: Literal["auto", "static", "continuous", "vllm", "echo"] = Field(
         "auto", description="What generates; auto picks and logs why."
     )
     attention: str | None = Field(None, description="attn_implementation of transformers; null lets it choose.")

@@ -44,6 +44,10 @@ def open_engine(
         from gristmill.engines.continuous import ContinuousEngine
 
         return ContinuousEngine(folder, model, limit, on_gpu, log, choice.ranks), choice.why
+    if choice.engine == "vllm":
+        from gristmill.engines.vllm import VllmEngine
+
+        return VllmEngine(folder, model, limit, on_gpu, log), choice.why
     from gristmill.engines.static import StaticEngine
 
     return StaticEngine(folder, model, limit, on_gpu, log), choice.why

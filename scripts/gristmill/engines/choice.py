@@ -7,12 +7,12 @@ An engine that the config names, and that has a reason against it, is refused wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines import flash, tensor
+from gristmill.engines import flash, tensor, vllm_limits
 from gristmill.errors import UserError
 from gristmill.keys import dtype_in_force
 from gristmill.types import JsonDict, Sampling
@@ -54,7 +54,8 @@ def choose(setting: Setting) -> Choice:
         return Choice(model.engine, f"the config says engine: {model.engine}")
     if model.engine != "auto":
         ranks = max(1, setting.gpus) if model.engine == "continuous" else 1
-        if (reason := _REASONS[model.engine](setting)) is not None:
+        reason = _against_vllm(setting) if model.engine == "vllm" else _against_continuous(setting)
+        if reason is not None:
             raise UserError(f"engine: {model.engine} cannot be used: {reason}; set engine: auto or static")
         return Choice(model.engine, f"the config says engine: {model.engine}", ranks)
     found: list[str] = []
@@ -71,7 +72,10 @@ def choose(setting: Setting) -> Choice:
 
 
 def _against_vllm(setting: Setting) -> str | None:
-    return "vllm is not installed"
+    """What vllm cannot do; it is imported only when nothing else speaks against it."""
+    if setting.gpus > 1 and setting.model.parallel == "layers":
+        return "vllm takes no layers that lie on several GPUs (parallel: layers)"
+    return vllm_limits.why_not(setting.folder, setting.model, setting.gpus)
 
 
 def _slower_on_a_cpu(setting: Setting) -> str | None:
@@ -118,6 +122,3 @@ def _unsure(setting: Setting) -> str | None:
     if setting.model.trust_remote_code:
         return "continuous batching of a model with its own code is not taken unasked"
     return None
-
-
-_REASONS: dict[str, Callable[[Setting], str | None]] = {"continuous": _against_continuous, "vllm": _against_vllm}
