@@ -22,7 +22,7 @@ from gristmill.engines import open_engine
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.static import StaticEngine
 from gristmill.engines.vllm import arguments, sampling_arguments
-from gristmill.engines.vllm_limits import installed, why_not
+from gristmill.engines.vllm_limits import installed, number_devices, why_not
 from gristmill.errors import UserError
 from gristmill.keys import row_seed
 from gristmill.types import Completion, JsonDict, Sampling
@@ -128,10 +128,31 @@ def test_auto_says_why_it_is_not_vllm_and_engine_vllm_refuses(smollm2_folder: Pa
     engine, why = open_engine(ModelConfig(source="x"), weights, False, print)
     assert (engine.name, why) == (
         "static",
-        "auto: vllm is not installed (pip install 'vllm>=0.26', the extra vllm)",
+        "auto: vllm is not installed (pip install 'vllm>=0.26', the extra vllm); static is faster on a CPU",
     )
-    with pytest.raises(UserError, match=r"vllm is not installed \(pip install .*; or set engine: auto"):
+    with pytest.raises(UserError, match=r"vllm is not installed \(pip install .*; set engine: auto or static"):
         open_engine(ModelConfig(source="x", engine="vllm"), weights, False, print)
+
+
+def test_leased_gpus_are_named_by_number_which_is_all_that_vllm_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [{"name": "H100", "memory_total_mib": 80000, "uuid": f"GPU-{letter}"} for letter in "abcd"]
+    (tmp_path / "gpus.json").write_text(json.dumps(gpus))
+    monkeypatch.setenv("GRISTMILL_INVENTORY", str(tmp_path / "gpus.json"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-d,GPU-b")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    number_devices()
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == ("3,1", "PCI_BUS_ID")
+
+
+def test_a_slice_of_a_gpu_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [{"name": "H100 1g.10gb", "memory_total_mib": 10000, "uuid": "MIG-a"}]
+    (tmp_path / "gpus.json").write_text(json.dumps(gpus))
+    monkeypatch.setenv("GRISTMILL_INVENTORY", str(tmp_path / "gpus.json"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a")
+    number_devices()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-a"
 
 
 def test_every_sampling_setting_reaches_vllm() -> None:

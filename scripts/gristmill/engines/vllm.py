@@ -25,7 +25,7 @@ from gristmill.config.schema import ModelConfig
 from gristmill.engines.answers import not_finite, out_of_memory, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.prepared import Prepared, prepare
-from gristmill.engines.vllm_limits import dtype_of, set_environment
+from gristmill.engines.vllm_limits import dtype_of, number_devices, set_environment
 from gristmill.errors import UserError
 from gristmill.files import read_json
 from gristmill.gpu import gpus as devices
@@ -50,6 +50,8 @@ class VllmEngine:
     ) -> None:
         """Load tokenizer and weights; imports vllm, which imports torch and transformers."""
         set_environment()
+        if on_gpu:
+            number_devices()
         gpus = _gpus() if on_gpu else 0
         self._config = model
         self._context_tokens = context_tokens

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gristmill.config.schema import ModelConfig
 from gristmill.files import read_json
+from gristmill.gpu import gpus as devices
 from gristmill.keys import dtype_in_force
 from gristmill.types import JsonDict
 from gristmill.weights import stored_dtype
@@ -57,6 +58,17 @@ def set_environment() -> None:
     """Set vLLM's variables, each only where the environment does not set it; some are read when vllm is imported."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def number_devices() -> None:
+    """Name the leased GPUs by number in CUDA_VISIBLE_DEVICES: vLLM cannot read the UUIDs that a lease writes there.
+
+    The numbers are the driver's, which CUDA counts by only in the order of the bus. Call it before CUDA begins.
+    """
+    there = devices.usable(devices.inventory(), os.environ)
+    if there and not any(gpu.uuid.startswith("MIG-") for gpu in there):
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu.index) for gpu in there)
 
 
 def dtype_of(folder: Path, model: ModelConfig, gpus: int) -> str:
