@@ -153,6 +153,7 @@ class ContinuousEngine:
         """All requests, of one sampling setting, through one manager."""
         from gristmill.engines.continuous_rows import RowTable
 
+        self._doubtful = []
         rows = min(self._rows, len(requests))
         longest = max(1, (self._context_tokens or UNKNOWN_CONTEXT) - sampling.max_new_tokens)
         session = Session(sampling, tuple(self._chat.stop_ids()), rows, len(requests), longest, share)
@@ -168,8 +169,7 @@ class ContinuousEngine:
             manager.destroy()
         if self._doubtful:  # without flash attention all rows share one mask, and 0 × NaN is NaN in each of them
             self._log(f"the logits of {len(self._doubtful)} rows were not finite; the static engine asks each alone")
-            doubtful, self._doubtful = self._doubtful, []
-            yield from self._static.generate(doubtful)
+            yield from self._static.generate(self._doubtful)
 
     def _ready(self, requests: Sequence[Request]) -> Iterator[Prepared | Completion]:
         """The requests made ready, some at a time, while others run."""
