@@ -32,10 +32,13 @@ from gristmill.types import Completion, Outcome, Request, Sampling
 if TYPE_CHECKING:
     from gristmill.engines.continuous_rows import RowTable
 
-#: Most rows that are answered at a time, and on a CPU; as many more wait in the manager for a place.
+#: Most rows that are answered at a time, on a GPU and on a CPU.
 GPU_ROWS, CPU_ROWS = 1024, 32
 #: Share of the free GPU memory for keys, values and activations; the next one is tried when it runs out.
 MEMORY_SHARES = (0.88, 0.7, 0.5)
+#: Share of the places that must be taken for new rows to wait. A pass with a prompt in it reads the keys and values of
+#: all rows without graphs, so prompts come in many at a time and the passes between them are of new tokens alone.
+REFILL_AT = 0.75
 #: Prompts made ready at a time.
 CHUNK = 256
 #: New tokens between two looks for a stop text.
@@ -79,6 +82,8 @@ class ContinuousEngine:
         self._stopped = False
         #: Rows on a CPU whose logits, or those of a neighbour, were not finite.
         self._doubtful: list[Request] = []
+        #: What the manager that runs was made for, the manager, and its rows.
+        self._running: tuple[Session, Any, RowTable] | None = None
         self._chat = ChatEncoder(folder, model)
         self._ranks = Ranks(folder, model, ranks, on_gpu, log) if ranks > 1 else None
         self._model = load_model(folder, model, on_gpu, ranks)
@@ -107,6 +112,7 @@ class ContinuousEngine:
                     f"{len(same)} rows go to the static engine: continuous batching has no repetition_penalty "
                     f"({sampling.repetition_penalty:g})"
                 )
+                self._end()
                 yield from self._static.generate(same)
             else:
                 yield from self._with_less_memory_each_time(same, sampling)
@@ -118,6 +124,7 @@ class ContinuousEngine:
 
     def close(self) -> None:
         """Free the model's memory, also for the driver: whoever leases the devices next looks there."""
+        self._end()
         del self._model
         self._static.close()
         if self._ranks is not None:
@@ -146,30 +153,53 @@ class ContinuousEngine:
                 return
         else:
             self._log(f"continuous batching finds no room; {len(left)} rows go to the static engine")
+        self._end()
         release_memory(self._on_gpu)
         yield from self._static.generate(list(left.values()))
 
     def _session(self, requests: Sequence[Request], sampling: Sampling, share: float) -> Iterator[Outcome]:
         """All requests, of one sampling setting, through one manager."""
-        from gristmill.engines.continuous_rows import RowTable
-
         self._doubtful = []
         rows = min(self._rows, len(requests))
         longest = max(1, (self._context_tokens or UNKNOWN_CONTEXT) - sampling.max_new_tokens)
         session = Session(sampling, tuple(self._chat.stop_ids()), rows, len(requests), longest, share)
-        table = RowTable(2 * rows, self._model.device)
+        manager, table = self._open(session)
+        try:
+            yield from self._turn(manager, table, self._ready(requests), sampling)
+        except BaseException:
+            self._end()
+            raise
+        if self._doubtful:  # without flash attention all rows share one mask, and 0 × NaN is NaN in each of them
+            self._log(f"the logits of {len(self._doubtful)} rows were not finite; the static engine asks each alone")
+            self._end()
+            yield from self._static.generate(self._doubtful)
+
+    def _open(self, session: Session) -> tuple[Any, RowTable]:
+        """A manager that runs: the last one, when it was made for the same."""
+        from gristmill.engines.continuous_rows import RowTable
+
+        if self._running is not None and self._running[0] == session:
+            return self._running[1:]
+        self._end()
+        table = RowTable(session.rows, self._model.device)
         if self._ranks is not None:
             self._ranks.begin(session.to_json())
         manager = make_manager(self._model, session, table, self._on_gpu)
+        self._running = (session, manager, table)
         try:
             self._start(manager)
-            yield from self._turn(manager, table, self._ready(requests), sampling)
-        finally:
+        except BaseException:
+            self._end()
+            raise
+        return manager, table
+
+    def _end(self) -> None:
+        """End the manager that runs, if one does, and free its pages."""
+        if self._running is not None:
+            _, manager, _ = self._running
+            self._running = None
             manager.stop(block=True, timeout=END_S, hard_stop=True)
             manager.destroy()
-        if self._doubtful:  # without flash attention all rows share one mask, and 0 × NaN is NaN in each of them
-            self._log(f"the logits of {len(self._doubtful)} rows were not finite; the static engine asks each alone")
-            yield from self._static.generate(self._doubtful)
 
     def _ready(self, requests: Sequence[Request]) -> Iterator[Prepared | Completion]:
         """The requests made ready, some at a time, while others run."""
@@ -184,7 +214,8 @@ class ContinuousEngine:
         watched = bool(sampling.stop) or self._config.timeout_seconds is not None
         more = True
         while more or running:
-            while more and len(running) < table.most:
+            feed = len(running) <= table.most * REFILL_AT
+            while feed and more and len(running) < table.most:
                 item = None if self._stopped else next(source, None)
                 if item is None:
                     more = False

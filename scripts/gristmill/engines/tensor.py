@@ -156,7 +156,7 @@ def _follow(told: JsonDict, orders: Iterator[bytes]) -> None:
     model = load_model(Path(told["folder"]), ModelConfig.model_validate(told["model"]), on_gpu, ranks=size)
     for line in orders:
         session = Session.from_json(json.loads(line))
-        table = RowTable(2 * session.rows, model.device)
+        table = RowTable(session.rows, model.device)
         manager = make_manager(model, session, table, on_gpu)
         try:
             manager.warmup()
