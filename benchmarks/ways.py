@@ -11,7 +11,7 @@ library prints goes to standard error.
   sample: useful tokens and seconds are those of the batches that were finished. Since the lengths are known, so is
   the number of steps of the whole file, and with the seconds of a step the rate that all of it would have:
   `whole_tokens_per_second`.
-- bare-continuous: model.generate_batch() with its defaults. bare-vllm: LLM.generate() with its defaults.
+- bare-continuous: model.generate_batch() with its defaults, over the attention that gristmill would offer it. bare-vllm: LLM.generate() with its defaults.
 - anything else: an engine of gristmill, by its name in the config, opened and run as the worker does.
 - The bare ways are given token ids; an engine of gristmill gets text, and its clock also covers tokenizing it.
 """
@@ -37,6 +37,7 @@ from provenance import PACKAGES, versions  # noqa: E402
 from workload import Asked, Work, asked, batches, work_from_json  # noqa: E402
 
 from gristmill.config.schema import ModelConfig  # noqa: E402
+from gristmill.engines import flash  # noqa: E402
 from gristmill.engines.chat import ChatEncoder  # noqa: E402
 from gristmill.errors import UserError  # noqa: E402
 from gristmill.progress import log  # noqa: E402
@@ -119,7 +120,7 @@ class Generate:
 
     def about(self) -> JsonDict:
         """Which attention it runs with."""
-        return {"attention": self._model.config._attn_implementation}
+        return {"attention": f"{self._model.config._attn_implementation}, {self._attention}"}
 
     def run(self, way: str, requests: Sequence[Asked], limit_s: float) -> Pass:
         """Batch after batch until the limit; the batch in flight is then cut off and does not count."""
@@ -179,12 +180,13 @@ class BareContinuous:
     """transformers' continuous batching, by its own front door."""
 
     def __init__(self, spec: Spec) -> None:
+        self._attention = flash.offer() if spec.on_gpu else "sdpa"
         self._prompts = Prompts(spec)
         self._model = _load(spec, spec.model.get("attention"))
 
     def about(self) -> JsonDict:
         """Which attention it runs with."""
-        return {"attention": self._model.config._attn_implementation}
+        return {"attention": f"{self._model.config._attn_implementation}, {self._attention}"}
 
     def run(self, way: str, requests: Sequence[Asked], limit_s: float) -> Pass:
         """All requests in one call, which makes its cache and its graphs anew; it knows no limit."""
