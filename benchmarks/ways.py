@@ -11,7 +11,8 @@ library prints goes to standard error.
   sample: useful tokens and seconds are those of the batches that were finished. Since the lengths are known, so is
   the number of steps of the whole file, and with the seconds of a step the rate that all of it would have:
   `whole_tokens_per_second`.
-- bare-continuous: model.generate_batch() with its defaults, over the attention that gristmill would offer it. bare-vllm: LLM.generate() with its defaults.
+- bare-continuous: model.generate_batch() with its defaults, over the attention that gristmill would offer it.
+- bare-vllm: LLM.generate() with its defaults.
 - anything else: an engine of gristmill, by its name in the config, opened and run as the worker does.
 - The bare ways are given token ids; an engine of gristmill gets text, and its clock also covers tokenizing it.
 """
@@ -120,7 +121,7 @@ class Generate:
 
     def about(self) -> JsonDict:
         """Which attention it runs with."""
-        return {"attention": f"{self._model.config._attn_implementation}, {self._attention}"}
+        return {"attention": self._model.config._attn_implementation}
 
     def run(self, way: str, requests: Sequence[Asked], limit_s: float) -> Pass:
         """Batch after batch until the limit; the batch in flight is then cut off and does not count."""
