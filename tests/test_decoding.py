@@ -356,7 +356,7 @@ def test_a_row_whose_logits_are_not_finite_fails_alone_and_at_its_step(folder: P
 
 
 def test_a_rows_time_counts_from_when_it_joins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that ticks at every look at it: 25 ticks are enough for most of 40 rows, and not for all of them together."""
+    """A clock that ticks at every look at it: 25 ticks are enough for most rows, and not for all of them together."""
     requests = ask(40, SAMPLINGS["greedy"])
     whole = told(list(engine_of(folder, 4).generate(requests)))
     engine = engine_of(folder, 4, timeout_seconds=25)
