@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+#: Its class has one of transformers for a base; it is itself imported where it is used.
+DERIVED = {SCRIPTS / "gristmill" / "engines" / "kv_cache.py"}
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes", "vllm", "pandas", "altair", "sklearn", "statsmodels"}
 
 
@@ -28,13 +30,16 @@ def imported_at_load(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.py")), ids=lambda path: str(path.relative_to(SCRIPTS)))
+@pytest.mark.parametrize(
+    "path", sorted({*SCRIPTS.rglob("*.py")} - DERIVED), ids=lambda path: str(path.relative_to(SCRIPTS))
+)
 def test_no_module_imports_a_heavy_package_when_it_is_loaded(path: Path) -> None:
     assert imported_at_load(ast.parse(path.read_text("utf-8"))) & HEAVY == set()
 
 
 def test_what_the_workflow_and_the_workers_load_first_loads_no_torch() -> None:
     modules = "config.load config.check gpu.gpus planning.text keys weights worker splitting merging manifest export"
+    modules += " engines.static"
     imports = "; ".join(f"import gristmill.{module}" for module in modules.split())
     program = f"import sys; {imports}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     command = [sys.executable, "-c", program]

@@ -277,12 +277,12 @@ def test_out_of_memory_in_a_prefill_leaves_the_running_rows_alone(folder: Path) 
 
 
 def test_out_of_memory_while_rows_move_starts_all_of_them_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.engines import running_batch
+    from gristmill.engines import kv_cache
 
     requests = ask(40, SAMPLINGS["drawn"])
     engine = engine_of(folder, 16)
     expected = told(list(engine.generate(requests)))
-    move, calls = running_batch.rearrange, 0
+    move, calls = kv_cache.rearrange, 0
 
     def once(*arguments: Any) -> None:
         nonlocal calls
@@ -291,7 +291,7 @@ def test_out_of_memory_while_rows_move_starts_all_of_them_again(folder: Path, mo
         if calls == 3:
             raise torch.OutOfMemoryError("once")
 
-    monkeypatch.setattr(running_batch, "rearrange", once)
+    monkeypatch.setattr(kv_cache, "rearrange", once)
     assert told(list(engine.generate(requests))) == expected
     assert calls > 3
 
@@ -326,20 +326,17 @@ def test_a_row_whose_logits_are_not_finite_fails_alone_and_at_its_step(folder: P
     expected = told(list(engine.generate(requests)))
     spoilt = max(expected, key=lambda name: expected[name][3])
     prompt = engine._chat.encode([request.messages for request in requests if request.id == spoilt])[0]
-    tokens = len(prompt) + 4
+    position = len(prompt) + 3  # of the fourth new token, which gives the fifth
     named_then: dict[str, Any] = {}
 
     def note(_module: object, _arguments: object, named: dict[str, Any]) -> None:
         named_then.update(named)
 
     def spoil(_module: object, _arguments: object, output: Any) -> Any:
-        ended_there = (named_then["position_ids"] == tokens - 1).nonzero()[:, 0]
-        output.logits[[row for row in ended_there.tolist() if longest(row)]] = torch.nan
+        """Also others that come by this position, so that more than one row fails."""
+        if named_then["input_ids"].shape[1] == 1:
+            output.logits[named_then["position_ids"][:, 0] == position] = torch.nan
         return output
-
-    def longest(row: int) -> bool:
-        cache = named_then.get("cache", named_then.get("past_key_values"))
-        return bool(cache.layers[0].keys.shape[2] >= tokens and named_then["input_ids"].shape[1] == 1)
 
     hooks = [
         engine._model.register_forward_pre_hook(note, with_kwargs=True),
@@ -351,15 +348,15 @@ def test_a_row_whose_logits_are_not_finite_fails_alone_and_at_its_step(folder: P
         for hook in hooks:
             hook.remove()
     failed = {name for name, outcome in found.items() if outcome[0] == "non_finite_logits"}
-    assert spoilt in failed
-    assert all("new token 5" in found[name][1] or name != spoilt for name in failed)
+    assert len(failed) < 12
+    assert "new token 5" in found[spoilt][1]
     assert {name: outcome for name, outcome in found.items() if name not in failed} == {
         name: outcome for name, outcome in expected.items() if name not in failed
     }
 
 
 def test_a_rows_time_counts_from_when_it_joins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that ticks at every look at it: 30 ticks are enough for each of 40 rows, though not for all of them."""
+    """A clock that ticks at every look at it: 25 ticks are enough for most rows, and not for all of them together."""
     requests = ask(40, SAMPLINGS["greedy"])
     whole = told(list(engine_of(folder, 4).generate(requests)))
     engine = engine_of(folder, 4, timeout_seconds=25)

@@ -47,26 +47,16 @@ def _note_echo(unit: str) -> None:
 
 
 def _note_static(unit: str) -> None:
-    from gristmill.engines import static
+    from gristmill.engines.decoding import DecodeLoop
 
-    generate = static.StaticEngine.generate
+    begun = DecodeLoop._begun
 
-    @functools.wraps(generate)
-    def noted(self: static.StaticEngine, requests: Sequence[Any]) -> Iterator[Any]:
-        from gristmill.engines.decoding import DecodeLoop  # imports torch: not before the lease
+    @functools.wraps(begun)
+    def noted(self: DecodeLoop, items: Sequence[Any]) -> Any:
+        _note(unit, [item.request for item in items])
+        return begun(self, items)
 
-        if not hasattr(DecodeLoop, "_noted"):
-            begun = DecodeLoop._begun
-
-            @functools.wraps(begun)
-            def noted_rows(self: DecodeLoop, items: Sequence[Any]) -> Any:
-                _note(unit, [item.request for item in items])
-                return begun(self, items)
-
-            DecodeLoop._begun = DecodeLoop._noted = noted_rows  # type: ignore[attr-defined, method-assign]
-        yield from generate(self, requests)
-
-    static.StaticEngine.generate = noted  # type: ignore[method-assign]
+    DecodeLoop._begun = noted  # type: ignore[method-assign]
 
 
 def _start() -> None:

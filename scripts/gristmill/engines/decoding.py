@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from gristmill.engines.answers import out_of_memory
 from gristmill.engines.loaded import Loaded
 from gristmill.engines.next_token import BROKEN
@@ -76,6 +74,8 @@ class DecodeLoop:
 
     def _turn(self) -> list[Outcome] | None:
         """Rows join or leave, a step starts, the step before it is read; None when memory ran out."""
+        import torch
+
         try:
             with torch.inference_mode():
                 failed = self._let_join()
@@ -127,6 +127,8 @@ class DecodeLoop:
 
     def _prefilled(self, items: Sequence[Prepared]) -> RunningBatch | None:
         """A batch of these rows; None when there is no memory for it."""
+        import torch
+
         try:
             return RunningBatch(self._loaded, items, 0 if self._rows else self._columns)
         except torch.OutOfMemoryError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 #: Columns that a layer grows by when it is full.
 GROWTH_COLUMNS = 64
@@ -80,9 +80,9 @@ class GrowingLayer(DynamicLayer):
         return keys, values
 
 
-def new_cache(layers: int, columns: int) -> Any:
-    """An empty cache with room for so many columns in each layer."""
-    return Cache(layers=[GrowingLayer(columns) for _ in range(layers)])
+def new_cache(config: Any, columns: int) -> Any:
+    """An empty cache for a model of this config, with room for so many columns in each layer."""
+    return Cache(layers=[GrowingLayer(columns) for _ in DynamicCache(config=config).layers])
 
 
 def rearrange(cache: Any, keep: torch.Tensor, drop: int, joining: Any, columns: int) -> None:

@@ -7,13 +7,15 @@ waits for the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from gristmill.engines.prepared import Prepared
 from gristmill.engines.row_sampler import draw, row_stream, uniforms
 from gristmill.keys import row_seed
 from gristmill.types import Sampling
+
+if TYPE_CHECKING:
+    import torch
 
 #: Stands for the token of a row whose logits are not finite: there is nothing to pick from.
 BROKEN = -1
@@ -32,6 +34,8 @@ class NextToken:
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """The next token of each row (B,), BROKEN where the logits (B, V) are not finite."""
+        import torch
+
         sampling = self._sampling
         scores = logits.to(torch.float32)
         if sampling.repetition_penalty != 1.0:
@@ -49,6 +53,8 @@ class NextToken:
 
     def rearrange(self, keep: Sequence[int], joining: NextToken | None) -> None:
         """Keep these rows, and put those of another batch below."""
+        import torch
+
         self._streams = [self._streams[row] for row in keep if self._streams] + (joining._streams if joining else [])
         if self._seen is not None:
             kept = self._seen[torch.tensor(keep, device=self._seen.device)]
@@ -57,6 +63,8 @@ class NextToken:
 
     def _penalized(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores (B, V) with the repetition penalty on every token of the row's prompt and answer."""
+        import torch
+
         if self._seen is None:
             self._seen = _marked(self._prompts, scores)
         penalty = self._sampling.repetition_penalty
@@ -65,6 +73,8 @@ class NextToken:
 
 def _marked(prompts: Sequence[Sequence[int]], scores: torch.Tensor) -> torch.Tensor:
     """Which tokens each prompt has (B, V); an embedding may know more tokens than can be picked."""
+    import torch
+
     size = scores.shape[-1]
     rows = [number for number, ids in enumerate(prompts) for _ in ids]
     tokens = [min(token, size) for ids in prompts for token in ids]

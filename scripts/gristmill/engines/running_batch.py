@@ -6,16 +6,18 @@ All rows are as wide as the widest, aligned at the right. B rows, T prompt token
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
-from transformers.cache_utils import DynamicCache
+from typing import TYPE_CHECKING, Any
 
 from gristmill.engines.decodable import cache_argument, takes_logits_to_keep
-from gristmill.engines.kv_cache import GROWTH_COLUMNS, new_cache, rearrange
 from gristmill.engines.loaded import Loaded
 from gristmill.engines.next_token import NextToken
 from gristmill.engines.prepared import Prepared
+
+if TYPE_CHECKING:
+    import torch
+
+#: Columns that the mask grows by when they are used up.
+GROWTH_COLUMNS = 64
 
 
 class OnTheWay:
@@ -23,6 +25,8 @@ class OnTheWay:
 
     def __init__(self, tokens: torch.Tensor) -> None:
         """Start the copy now: one that is started after the next step would wait for that, too."""
+        import torch
+
         self._host = tokens.to("cpu", non_blocking=True)
         self._there: Any = torch.cuda.Event() if tokens.is_cuda else None  # type: ignore[no-untyped-call]
         if self._there is not None:
@@ -41,6 +45,10 @@ class RunningBatch:
 
     def __init__(self, loaded: Loaded, items: Sequence[Prepared], columns: int) -> None:
         """Prefill the prompts; the cache gets room for so many columns. `tokens` are the first ones."""
+        import torch
+
+        from gristmill.engines.kv_cache import new_cache
+
         model, device = loaded.model, loaded.model.device
         self._model = model
         self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
@@ -49,7 +57,7 @@ class RunningBatch:
         #: How many columns each row uses, and the most of them: W.
         self._used = [len(item.ids) for item in items]
         self._width = max(1, *self._used)  # a base model may be asked with no text at all
-        self._cache = new_cache(len(DynamicCache(config=model.config).layers), max(columns, self._width))
+        self._cache = new_cache(model.config, max(columns, self._width))
         self._arguments[cache_argument(model)] = self._cache
         self._next_token = NextToken(items[0].request.sampling, items)
         self._mask = self._new_mask(self._width)  # (B, C)
@@ -68,6 +76,8 @@ class RunningBatch:
 
     def step(self) -> OnTheWay:
         """Give each row its next token."""
+        import torch
+
         self._width += 1
         self._used = [used + 1 for used in self._used]
         if self._width > self._mask.shape[-1]:
@@ -78,6 +88,10 @@ class RunningBatch:
 
     def rearrange(self, keep: Sequence[int], joining: RunningBatch | None, columns: int) -> None:
         """Keep these rows, put those of another batch below, and give the cache room for so many columns."""
+        import torch
+
+        from gristmill.engines.kv_cache import rearrange
+
         used = [self._used[row] for row in keep]
         drop, index = self._width - max(used), torch.tensor(keep)
         rearrange(self._cache, index, drop, joining._cache if joining else None, columns)
@@ -99,5 +113,7 @@ class RunningBatch:
 
     def _new_mask(self, columns: int) -> torch.Tensor:
         """Ones from each row's first column on (B, C), also for those that are still to come."""
+        import torch
+
         starts = torch.tensor([self._width - used for used in self._used], device=self._model.device)
         return (torch.arange(columns, device=starts.device) >= starts.unsqueeze(-1)).long()

@@ -16,6 +16,7 @@ from typing import Any
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.decodable import obstacle
+from gristmill.engines.decoding import DecodeLoop
 from gristmill.engines.loaded import Loaded
 from gristmill.engines.loading import idle_gpus, load_model, placement
 from gristmill.engines.prepared import Prepared, by_sampling, prepare
@@ -83,6 +84,4 @@ class StaticEngine:
         loaded = Loaded(self._model, self._chat, self.dtype, timeout_s, self._on_gpu, self._budget)
         if self._obstacle:
             return answer_in_batches(loaded, items, lambda: self._stopped)
-        from gristmill.engines.decoding import DecodeLoop  # imports torch
-
         return DecodeLoop(loaded, items, lambda: self._stopped).outcomes()

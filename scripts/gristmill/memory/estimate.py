@@ -5,8 +5,8 @@ What is counted on each GPU of a worker, and why:
 - Weights: the blocks as device_map lays them out (`spread` repeats accelerate's rules), at the bytes of the dtype: 4 or
   2; 8bit 1; 4bit 0.516 (half a byte and its share of the scales, themselves quantized). Embeddings, norms and head keep
   the dtype.
-- Cache: 2 × kv heads × head size × bytes, for each token of each row in each layer that lies on the GPU. generate()
-  grows it by concatenation, so one layer's keys are there twice for a moment; grouped queries under a padding mask
+- Cache: 2 × kv heads × head size × bytes, for each token of each row in each layer that lies on the GPU. One
+  layer's keys are there twice for a moment when it grows or rows move; grouped queries under a padding mask
   repeat one layer's keys and values to the full number of heads.
 - Prefill: all rows go through a layer at once. The widest moment is the MLP's (three times intermediate_size) or the
   norm's (its input in float32, twice); and the padding mask.
