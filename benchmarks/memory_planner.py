@@ -109,7 +109,7 @@ def _run(name: str, folder: Path, held: list[Gpu], args: argparse.Namespace) -> 
     )
     shape = read_shape(folder)
     before = {uuid: use.used_mib for uuid, use in gpus.use(held).items()}
-    from gristmill.engines.static import StaticEngine
+    from gristmill.engines.static.engine import StaticEngine
 
     start = time.monotonic()
     engine = StaticEngine(folder, model, shape.context_tokens, bool(held), log)

@@ -2,8 +2,8 @@
 
     python benchmarks/paged_decode.py --out benchmarks/results/paged_decode.json
 
-Needs a GPU and Triton. For each shape: the relative error of gristmill.engines.flash.kernels.paged_decode, the median
-time of a call, and keys and values read a second as a share of what a large copy moves (read and written) on that card.
+Needs a GPU and Triton. For each shape: the relative error of flash.kernels.paged_decode, the median time of a call, and
+keys and values read a second as a share of what a large copy moves (read and written) on that card.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def measure(sequences: int, heads: int, kv_heads: int, size: int) -> dict[str, A
     import torch
     from triton.testing import do_bench
 
-    from gristmill.engines.flash import kernels
+    from gristmill.engines.continuous.flash import kernels
 
     torch.manual_seed(0)
     made: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}

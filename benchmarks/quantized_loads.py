@@ -64,7 +64,7 @@ def in_a_process(load: str, folder: Path) -> dict[str, Any]:
 
 def measure(load: str, folder: Path) -> dict[str, Any]:
     """Load, note the memory, answer two requests."""
-    from gristmill.engines.static import StaticEngine
+    from gristmill.engines.static.engine import StaticEngine
 
     quantization = None if load == "16bit" else load
     model = ModelConfig.model_validate({"source": str(folder), "dtype": "bfloat16", "quantization": quantization})

@@ -38,8 +38,8 @@ from provenance import PACKAGES, versions  # noqa: E402
 from workload import Asked, Work, asked, batches, work_from_json  # noqa: E402
 
 from gristmill.config.schema import ModelConfig  # noqa: E402
-from gristmill.engines import flash  # noqa: E402
 from gristmill.engines.chat import ChatEncoder  # noqa: E402
+from gristmill.engines.continuous import flash  # noqa: E402
 from gristmill.errors import UserError  # noqa: E402
 from gristmill.progress import log  # noqa: E402
 from gristmill.types import Completion, JsonDict  # noqa: E402
@@ -156,7 +156,7 @@ class Generate:
         import torch
         from transformers import GenerationConfig
 
-        from gristmill.engines.deadline import Deadline
+        from gristmill.engines.static.deadline import Deadline
 
         width, pad = max(map(len, prompts)), self._prompts.pad
         rows = [[pad] * (width - len(ids)) + ids for ids in prompts]

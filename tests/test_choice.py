@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines import choice, flash
+from gristmill.engines import choice
 from gristmill.engines.choice import Setting, choose
+from gristmill.engines.continuous import flash
 from gristmill.errors import UserError
 from gristmill.types import Sampling
 

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-#: Its class has one of transformers for a base; it is itself imported where it is used.
-DERIVED = {SCRIPTS / "gristmill" / "engines" / "kv_cache.py"}
+ENGINES = SCRIPTS / "gristmill" / "engines"
+#: A class of theirs has one of transformers for a base, or they are kernels; they are imported where they are used.
+DERIVED = {
+    ENGINES / "static" / "kv_cache.py",
+    ENGINES / "continuous" / "rows.py",
+    ENGINES / "continuous" / "flash" / "kernels.py",
+}
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes", "vllm", "pandas", "altair", "sklearn", "statsmodels"}
 
 
@@ -39,7 +44,7 @@ def test_no_module_imports_a_heavy_package_when_it_is_loaded(path: Path) -> None
 
 def test_what_the_workflow_and_the_workers_load_first_loads_no_torch() -> None:
     modules = "config.load config.check gpu.gpus planning.text keys weights worker splitting merging manifest export"
-    modules += " engines.static"
+    modules += " engines.static.engine engines.continuous.engine engines.vllm.engine engines.choice"
     imports = "; ".join(f"import gristmill.{module}" for module in modules.split())
     program = f"import sys; {imports}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     command = [sys.executable, "-c", program]

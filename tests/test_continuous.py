@@ -12,9 +12,9 @@ import countdown
 import pytest
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines.continuous import ContinuousEngine
-from gristmill.engines.manager import DidNotStart, EngineDied, Session
-from gristmill.engines.static import StaticEngine
+from gristmill.engines.continuous.engine import ContinuousEngine
+from gristmill.engines.continuous.manager import DidNotStart, EngineDied, Session
+from gristmill.engines.static.engine import StaticEngine
 from gristmill.types import Completion, Failure, Message, Outcome, Request, Sampling
 
 pytestmark = pytest.mark.model
@@ -216,8 +216,8 @@ def test_when_auto_took_it_and_it_does_not_start_the_rows_go_to_static(
 
     said: list[str] = []
     engine._log, engine._on_gpu = said.append, True
-    monkeypatch.setattr("gristmill.engines.continuous.make_manager", no_start)
-    monkeypatch.setattr("gristmill.engines.continuous.release_memory", lambda _on_gpu: None)
+    monkeypatch.setattr("gristmill.engines.continuous.engine.make_manager", no_start)
+    monkeypatch.setattr("gristmill.engines.continuous.engine.release_memory", lambda _on_gpu: None)
     with pytest.raises(DidNotStart, match="no pages"):
         list(engine.generate(ask(GREEDY, ITEMS[:2])))
     engine._config = engine._config.model_copy(update={"engine": "auto"})
@@ -245,15 +245,15 @@ def test_out_of_memory_begins_again_with_fewer_pages_and_asks_only_what_is_left(
     said: list[str] = []
     engine._log, engine._on_gpu = said.append, True
     monkeypatch.setattr(type(engine), "_session", one_short_session)
-    monkeypatch.setattr("gristmill.engines.continuous.release_memory", lambda _on_gpu: None)
-    monkeypatch.setattr("gristmill.engines.continuous.make_manager", on_a_cpu)
+    monkeypatch.setattr("gristmill.engines.continuous.engine.release_memory", lambda _on_gpu: None)
+    monkeypatch.setattr("gristmill.engines.continuous.engine.make_manager", on_a_cpu)
     assert texts(engine.generate(ask(GREEDY))) == {item.id: item.answer for item in ITEMS}
     assert (shares, asked) == ([0.88, 0.7], [len(ITEMS), len(ITEMS) - 1])
     assert "out of memory with 88% of the free memory for pages; 23 rows begin again" in said
 
 
 def on_a_cpu(model: Any, session: Session, table: Any, _on_gpu: bool) -> Any:
-    from gristmill.engines.manager import make_manager
+    from gristmill.engines.continuous.manager import make_manager
 
     return make_manager(model, session, table, on_gpu=False)
 

@@ -11,13 +11,13 @@ import pytest
 from small_llama import WORDS, _save_tokenizer
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines.static import StaticEngine
-from gristmill.engines.token_budget import AnswerLengths, TokenBudget
+from gristmill.engines.static.engine import StaticEngine
+from gristmill.engines.static.token_budget import AnswerLengths, TokenBudget
 from gristmill.types import Completion, Failure, Message, Outcome, Request, Sampling
 
 torch = pytest.importorskip("torch")
 
-from gristmill.engines.decodable import obstacle  # noqa: E402
+from gristmill.engines.static.decodable import obstacle  # noqa: E402
 
 #: Large weights, so that a random model wanders through its vocabulary and comes to its end token now and then.
 TINY: dict[str, Any] = {
@@ -155,8 +155,8 @@ def test_models_of_full_attention_run_in_the_loop(
     tmp_path: Path, kind: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The positions of GPT-2 and OPT end at 96: the longest row reaches the last one and waits there for others."""
-    monkeypatch.setattr("gristmill.engines.decoding.JOIN_SHARE", 0.5)
-    monkeypatch.setattr("gristmill.engines.decoding.LEAVE_SHARE", 1.0)
+    monkeypatch.setattr("gristmill.engines.static.decoding.JOIN_SHARE", 0.5)
+    monkeypatch.setattr("gristmill.engines.static.decoding.LEAVE_SHARE", 1.0)
     folder = save(tmp_path, kind, **changes)
     requests = ask(24, SAMPLINGS["greedy"])
     loop = engine_of(folder, 5)
@@ -277,7 +277,7 @@ def test_out_of_memory_in_a_prefill_leaves_the_running_rows_alone(folder: Path) 
 
 
 def test_out_of_memory_while_rows_move_starts_all_of_them_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.engines import kv_cache
+    from gristmill.engines.static import kv_cache
 
     requests = ask(40, SAMPLINGS["drawn"])
     engine = engine_of(folder, 16)
@@ -367,7 +367,7 @@ def test_a_rows_time_counts_from_when_it_joins(folder: Path, monkeypatch: pytest
         ticks += 1
         return float(ticks)
 
-    monkeypatch.setattr("gristmill.engines.decoding.time.monotonic", clock)
+    monkeypatch.setattr("gristmill.engines.static.decoding.time.monotonic", clock)
     found = told(list(engine.generate(requests)))
     monkeypatch.undo()
     late = {name for name, outcome in found.items() if outcome[0] == "timeout"}
@@ -382,7 +382,7 @@ def test_a_rows_time_counts_from_when_it_joins(folder: Path, monkeypatch: pytest
 def test_a_growing_layer_holds_what_a_dynamic_one_holds() -> None:
     from transformers.cache_utils import DynamicLayer
 
-    from gristmill.engines.kv_cache import GrowingLayer
+    from gristmill.engines.static.kv_cache import GrowingLayer
 
     torch.manual_seed(0)
     mine, theirs = GrowingLayer(5), DynamicLayer()
@@ -394,7 +394,7 @@ def test_a_growing_layer_holds_what_a_dynamic_one_holds() -> None:
 
 
 def test_rows_that_join_are_aligned_at_the_right_over_zeros() -> None:
-    from gristmill.engines.kv_cache import GrowingLayer
+    from gristmill.engines.static.kv_cache import GrowingLayer
 
     torch.manual_seed(0)
     layer, other = GrowingLayer(8), GrowingLayer(0)

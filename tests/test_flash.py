@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.engines import flash
+from gristmill.engines.continuous import flash
 
-SCRIPTS = str(Path(flash.__file__).parents[3])
+SCRIPTS = str(Path(flash.__file__).parents[4])
 KERNEL = """
 import sys, torch
-from gristmill.engines.flash import kernels
+from gristmill.engines.continuous.flash import kernels
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -78,7 +78,7 @@ def test_transformers_finds_it_whether_it_was_imported_before_or_not(before: str
     program = f"""
 {before}
 import sys, types
-from gristmill.engines import flash
+from gristmill.engines.continuous import flash
 print(flash.offer(), flash.offer())
 import transformers.utils.import_utils as u
 u.is_torch_cuda_available = lambda: True
@@ -90,6 +90,8 @@ print(u.is_flash_attn_3_available())
 
 def test_a_package_that_is_installed_goes_first(tmp_path: Path) -> None:
     (tmp_path / "flash_attn_interface.py").write_text("")
-    program = "from gristmill.engines import flash; import sys; print(flash.offer(), str(flash.SITE) in sys.path)"
+    program = (
+        "from gristmill.engines.continuous import flash; import sys; print(flash.offer(), str(flash.SITE) in sys.path)"
+    )
     done = run(program, PYTHONPATH=os.pathsep.join([str(tmp_path), SCRIPTS]))
     assert done.stdout.split() == ["the", "package", "flash-attn-3", "False"], done.stderr

@@ -12,8 +12,8 @@ from conftest import Project, wait_until
 
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
-from gristmill.engines.static import StaticEngine
-from gristmill.engines.token_budget import TokenBudget
+from gristmill.engines.static.engine import StaticEngine
+from gristmill.engines.static.token_budget import TokenBudget
 from gristmill.errors import UserError
 from gristmill.progress import log
 from gristmill.types import Completion, Failure, Message, Request, Sampling
@@ -242,7 +242,7 @@ def test_a_row_that_takes_too_long_fails_and_those_that_ended_in_time_are_answer
         return float(steps > lengths[0] + 3)
 
     slow = limited(engine, model.model_copy(update={"timeout_seconds": 0.5}), 8192, "error")
-    monkeypatch.setattr("gristmill.engines.decoding.time.monotonic", clock)
+    monkeypatch.setattr("gristmill.engines.static.decoding.time.monotonic", clock)
     outcomes = {outcome.id: outcome for outcome in slow.generate(requests)}
     monkeypatch.undo()
     for name, completion in whole.items():

@@ -17,7 +17,7 @@ import pytest
 from conftest import wait_until
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines import tensor
+from gristmill.engines.continuous import tensor
 from gristmill.files import read_json, write_bytes
 
 PROGRAM = """
@@ -25,7 +25,7 @@ import json, sys, torch
 torch.set_num_threads(1)
 from pathlib import Path
 from gristmill.config.schema import ModelConfig
-from gristmill.engines.continuous import ContinuousEngine
+from gristmill.engines.continuous.engine import ContinuousEngine
 from gristmill.errors import UserError
 from gristmill.types import Completion, Message, Request, Sampling
 
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(folder: Path, ranks: int, samplings: list[dict[str, Any]]) -> subprocess.Popen[str]:
     asked = {"samplings": samplings, "prompts": {item.id: item.prompt for item in ITEMS}}
-    library = str(Path(tensor.__file__).parents[2])
+    library = str(Path(tensor.__file__).parents[3])
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), str(ranks), json.dumps(asked)],
         stdout=subprocess.PIPE,
@@ -75,7 +75,7 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(parent) == process.pid and b"gristmill.engines.tensor" in command:
+            if int(parent) == process.pid and b"gristmill.engines.continuous.tensor" in command:
                 found.append(int(entry.name))
     return found
 

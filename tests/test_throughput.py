@@ -19,7 +19,7 @@ from floor import Machine, floor
 from workload import Work, asked, batches
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines.static import StaticEngine
+from gristmill.engines.static.engine import StaticEngine
 from gristmill.types import Completion, Message, Request, Sampling
 
 SHORT = Lengths(prompt_median=20, answer_median=15)

@@ -20,9 +20,9 @@ from vllm_program import GREEDY, QUESTIONS, ask
 from gristmill.config.schema import ModelConfig
 from gristmill.engines import open_engine
 from gristmill.engines.chat import ChatEncoder
-from gristmill.engines.static import StaticEngine
-from gristmill.engines.vllm import arguments, sampling_arguments
-from gristmill.engines.vllm_limits import installed, number_devices, why_not
+from gristmill.engines.static.engine import StaticEngine
+from gristmill.engines.vllm.engine import arguments, sampling_arguments
+from gristmill.engines.vllm.limits import installed, number_devices, why_not
 from gristmill.errors import UserError
 from gristmill.keys import row_seed
 from gristmill.types import Completion, JsonDict, Sampling

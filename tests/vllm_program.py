@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines import open_engine, vllm
-from gristmill.engines.vllm import VllmEngine
-from gristmill.engines.vllm_limits import why_not
+from gristmill.engines import open_engine
+from gristmill.engines.vllm import engine as vllm
+from gristmill.engines.vllm.engine import VllmEngine
+from gristmill.engines.vllm.limits import why_not
 from gristmill.types import Message, Outcome, Request, Sampling
 
 QUESTIONS = (

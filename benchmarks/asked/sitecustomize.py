@@ -47,7 +47,7 @@ def _note_echo(unit: str) -> None:
 
 
 def _note_static(unit: str) -> None:
-    from gristmill.engines.decoding import DecodeLoop
+    from gristmill.engines.static.decoding import DecodeLoop
 
     begun = DecodeLoop._begun
 

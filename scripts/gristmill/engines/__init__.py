@@ -41,14 +41,14 @@ def open_engine(
     folder = Path(weights["folder"])
     choice = choose(Setting(folder, model, weights, _gpus() if on_gpu else 0, samplings))
     if choice.engine == "continuous":
-        from gristmill.engines.continuous import ContinuousEngine
+        from gristmill.engines.continuous.engine import ContinuousEngine
 
         return ContinuousEngine(folder, model, limit, on_gpu, log, choice.ranks), choice.why
     if choice.engine == "vllm":
-        from gristmill.engines.vllm import VllmEngine
+        from gristmill.engines.vllm.engine import VllmEngine
 
         return VllmEngine(folder, model, limit, on_gpu, log), choice.why
-    from gristmill.engines.static import StaticEngine
+    from gristmill.engines.static.engine import StaticEngine
 
     return StaticEngine(folder, model, limit, on_gpu, log), choice.why
 

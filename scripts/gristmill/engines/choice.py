@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines import flash, tensor, vllm_limits
+from gristmill.engines.continuous import flash, tensor
+from gristmill.engines.vllm import limits as vllm_limits
 from gristmill.errors import UserError
 from gristmill.keys import dtype_in_force
 from gristmill.types import JsonDict, Sampling

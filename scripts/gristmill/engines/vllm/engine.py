@@ -25,7 +25,7 @@ from gristmill.config.schema import ModelConfig
 from gristmill.engines.answers import not_finite, out_of_memory, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.prepared import Prepared, prepare
-from gristmill.engines.vllm_limits import dtype_of, number_devices, set_environment
+from gristmill.engines.vllm.limits import dtype_of, number_devices, set_environment
 from gristmill.errors import UserError
 from gristmill.files import read_json
 from gristmill.gpu import gpus as devices

@@ -124,10 +124,10 @@ def join(rank: int, size: int, place: str, on_gpu: bool) -> None:
 
 def _start(told: JsonDict) -> subprocess.Popen[bytes]:
     """A rank's process; what it says goes to this process's log."""
-    library = str(Path(__file__).parents[2])
+    library = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, [library, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        [sys.executable, "-m", "gristmill.engines.tensor", json.dumps(told)],
+        [sys.executable, "-m", "gristmill.engines.continuous.tensor", json.dumps(told)],
         stdin=subprocess.PIPE,
         stdout=sys.stderr.fileno(),
         env=os.environ | {"PYTHONPATH": path},
@@ -144,10 +144,10 @@ def _end_with_parent() -> None:
 
 def _follow(told: JsonDict, orders: Iterator[bytes]) -> None:
     """A rank other than 0: load, and go through one session after the other."""
-    from gristmill.engines import flash
-    from gristmill.engines.continuous_rows import RowTable
+    from gristmill.engines.continuous import flash
+    from gristmill.engines.continuous.manager import Session, make_manager
+    from gristmill.engines.continuous.rows import RowTable
     from gristmill.engines.loading import load_model
-    from gristmill.engines.manager import Session, make_manager
 
     on_gpu, size = bool(told["on_gpu"]), int(told["size"])
     if on_gpu:

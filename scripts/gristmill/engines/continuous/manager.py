@@ -9,7 +9,7 @@ from gristmill.errors import UserError
 from gristmill.types import Sampling
 
 if TYPE_CHECKING:
-    from gristmill.engines.continuous_rows import RowTable
+    from gristmill.engines.continuous.rows import RowTable
 
 #: Tokens of a forward pass, and share of the memory, on a CPU.
 CPU_PASS_TOKENS, CPU_SHARE = 512, 0.1
@@ -54,7 +54,7 @@ def make_manager(model: Any, session: Session, table: RowTable, on_gpu: bool) ->
     Raises:
         DidNotStart: the GPU has no flash attention, or the model no pages.
     """
-    from gristmill.engines.continuous_rows import row_processors
+    from gristmill.engines.continuous.rows import row_processors
 
     try:
         manager = _plain_manager(model, session, on_gpu, graphs=(False, True))

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gristmill.engines.answers import out_of_memory
-from gristmill.engines.loaded import Loaded
-from gristmill.engines.next_token import BROKEN
 from gristmill.engines.prepared import Prepared
-from gristmill.engines.running_batch import OnTheWay, RunningBatch
-from gristmill.engines.token_budget import AnswerLengths, release_memory
+from gristmill.engines.static.loaded import Loaded
+from gristmill.engines.static.next_token import BROKEN
+from gristmill.engines.static.running_batch import OnTheWay, RunningBatch
+from gristmill.engines.static.token_budget import AnswerLengths, release_memory
 from gristmill.types import Outcome
 
 #: Share of the batch's rows that must be free before others join, and that must have ended before they are cut out.

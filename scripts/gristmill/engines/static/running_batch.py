@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gristmill.engines.decodable import cache_argument, takes_logits_to_keep
-from gristmill.engines.loaded import Loaded
-from gristmill.engines.next_token import NextToken
 from gristmill.engines.prepared import Prepared
+from gristmill.engines.static.decodable import cache_argument, takes_logits_to_keep
+from gristmill.engines.static.loaded import Loaded
+from gristmill.engines.static.next_token import NextToken
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class RunningBatch:
         """Prefill the prompts; the cache gets room for so many columns. `tokens` are the first ones."""
         import torch
 
-        from gristmill.engines.kv_cache import new_cache
+        from gristmill.engines.static.kv_cache import new_cache
 
         model, device = loaded.model, loaded.model.device
         self._model = model
@@ -90,7 +90,7 @@ class RunningBatch:
         """Keep these rows, put those of another batch below, and give the cache room for so many columns."""
         import torch
 
-        from gristmill.engines.kv_cache import rearrange
+        from gristmill.engines.static.kv_cache import rearrange
 
         used = [self._used[row] for row in keep]
         drop, index = self._width - max(used), torch.tensor(keep)

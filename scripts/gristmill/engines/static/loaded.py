@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.engines.answers import not_finite, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.prepared import Prepared
-from gristmill.engines.token_budget import TokenBudget
+from gristmill.engines.static.token_budget import TokenBudget
 from gristmill.types import Outcome
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gristmill.engines.answers import first_end, out_of_memory
-from gristmill.engines.deadline import Deadline
-from gristmill.engines.finite_rows import FiniteRows
-from gristmill.engines.loaded import Loaded
 from gristmill.engines.prepared import Prepared
 from gristmill.engines.row_sampler import RowSampler
-from gristmill.engines.token_budget import release_memory
+from gristmill.engines.static.deadline import Deadline
+from gristmill.engines.static.finite_rows import FiniteRows
+from gristmill.engines.static.loaded import Loaded
+from gristmill.engines.static.token_budget import release_memory
 from gristmill.keys import row_seed
 from gristmill.types import Outcome, Request, Sampling
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
-from gristmill.engines.decodable import obstacle
-from gristmill.engines.decoding import DecodeLoop
-from gristmill.engines.loaded import Loaded
 from gristmill.engines.loading import idle_gpus, load_model, placement
 from gristmill.engines.prepared import Prepared, by_sampling, prepare
-from gristmill.engines.token_budget import TokenBudget, release_memory
-from gristmill.engines.whole_batches import answer_in_batches
+from gristmill.engines.static.decodable import obstacle
+from gristmill.engines.static.decoding import DecodeLoop
+from gristmill.engines.static.loaded import Loaded
+from gristmill.engines.static.token_budget import TokenBudget, release_memory
+from gristmill.engines.static.whole_batches import answer_in_batches
 from gristmill.types import Completion, Outcome, Request
 
 

@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines import flash
 from gristmill.engines.answers import not_finite, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
+from gristmill.engines.continuous import flash
+from gristmill.engines.continuous.manager import DidNotStart, EngineDied, Session, make_manager
+from gristmill.engines.continuous.tensor import Ranks
 from gristmill.engines.loading import load_model
-from gristmill.engines.manager import DidNotStart, EngineDied, Session, make_manager
 from gristmill.engines.prepared import Prepared, prepare
-from gristmill.engines.static import StaticEngine
-from gristmill.engines.tensor import Ranks
-from gristmill.engines.token_budget import release_memory
+from gristmill.engines.static.engine import StaticEngine
+from gristmill.engines.static.token_budget import release_memory
 from gristmill.errors import UserError
 from gristmill.keys import row_seed
 from gristmill.types import Completion, Outcome, Request, Sampling
 
 if TYPE_CHECKING:
-    from gristmill.engines.continuous_rows import RowTable
+    from gristmill.engines.continuous.rows import RowTable
 
 #: Most rows that are answered at a time, on a GPU and on a CPU.
 GPU_ROWS, CPU_ROWS = 1024, 32
@@ -176,7 +176,7 @@ class ContinuousEngine:
 
     def _open(self, session: Session) -> tuple[Any, RowTable]:
         """A manager that runs: the last one, when it was made for the same."""
-        from gristmill.engines.continuous_rows import RowTable
+        from gristmill.engines.continuous.rows import RowTable
 
         if self._running is not None and self._running[0] == session:
             return self._running[1:]

@@ -1,0 +1,1 @@
+"""The continuous engine: transformers' continuous batching, on one GPU or cut over several."""

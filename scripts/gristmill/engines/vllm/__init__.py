@@ -1,0 +1,1 @@
+"""The vllm engine, an optional extra."""
