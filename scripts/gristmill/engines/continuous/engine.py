@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -284,10 +285,14 @@ class ContinuousEngine:
     def _start(self, manager: Any) -> None:
         """Make the pages, record the CUDA graphs, and begin."""
         start = time.perf_counter()
+        gc.collect()
+        gc.freeze()  # recording a graph collects garbage first, among hundreds of thousands of objects
         try:
             manager.warmup()
         except (RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
             raise DidNotStart(f"continuous batching does not start: {error}") from error
+        finally:
+            gc.unfreeze()
         manager.start()
         settings = manager.continuous_batching_config
         self._log(
