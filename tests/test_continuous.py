@@ -225,6 +225,35 @@ def test_when_auto_took_it_and_it_does_not_start_the_rows_go_to_static(
     assert said == ["continuous batching does not start: no pages; the rows go to the static engine"]
 
 
+def test_a_manager_whose_pages_cannot_be_made_did_not_start(
+    engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.generation.continuous_batching import continuous_api
+
+    monkeypatch.setattr(continuous_api.ContinuousBatchingManager, "_create_batch_processor", broken)
+    with pytest.raises(DidNotStart, match="does not start: a GPU fell off the bus"):
+        list(engine.generate(ask(GREEDY, ITEMS[:2])))
+
+
+def test_when_auto_took_it_and_its_first_pass_fails_the_rows_go_to_static(
+    engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = type(engine._model).forward
+
+    def no_pages(self: Any, *args: Any, **settings: Any) -> Any:
+        return broken() if "cu_seq_lens_q" in settings else forward(self, *args, **settings)
+
+    said: list[str] = []
+    engine._log, engine._on_gpu = said.append, True
+    engine._config = engine._config.model_copy(update={"engine": "auto"})
+    monkeypatch.setattr(type(engine._model), "forward", no_pages)
+    monkeypatch.setattr("gristmill.engines.continuous.engine.make_manager", on_a_cpu)
+    monkeypatch.setattr("gristmill.engines.continuous.engine.release_memory", lambda _on_gpu: None)
+    assert texts(engine.generate(ask(GREEDY, ITEMS[:2]))) == {item.id: item.answer for item in ITEMS[:2]}
+    assert "a GPU fell off the bus" in said[-1]
+    assert said[-1].endswith("the rows go to the static engine")
+
+
 def test_out_of_memory_begins_again_with_fewer_pages_and_asks_only_what_is_left(
     engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,9 +134,11 @@ class ContinuousEngine:
     def _with_less_memory_each_time(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Outcome]:
         """A session with the manager, and when memory runs out another one with less of it for what is left."""
         left = {request.rid: request for request in requests}
+        any_ended = False
         for share in MEMORY_SHARES:
             try:
                 for outcome in self._session(list(left.values()), sampling, share):
+                    any_ended = True
                     del left[outcome.rid]
                     yield outcome
                 return
@@ -144,7 +146,7 @@ class ContinuousEngine:
                 if self._ranks is not None or not self._on_gpu:
                     raise
                 if "out of memory" not in str(error).lower():
-                    if not isinstance(error, DidNotStart) or self._config.engine != "auto":
+                    if any_ended or self._config.engine != "auto":
                         raise
                     self._log(f"{error}; the rows go to the static engine")
                     break
@@ -199,6 +201,7 @@ class ContinuousEngine:
         if self._running is not None:
             _, manager, _ = self._running
             self._running = None
+            gc.unfreeze()
             manager.stop(block=True, timeout=END_S, hard_stop=True)
             manager.destroy()
 
@@ -283,17 +286,18 @@ class ContinuousEngine:
         return None
 
     def _start(self, manager: Any) -> None:
-        """Make the pages, record the CUDA graphs, and begin."""
+        """Make the pages, and begin.
+
+        transformers' warm-up is left out: it reads the whole cache through one prompt, and records the graph of every
+        size. A graph is recorded when its size first comes.
+        """
         start = time.perf_counter()
-        gc.collect()
         gc.freeze()  # recording a graph collects garbage first, among hundreds of thousands of objects
-        try:
-            manager.warmup()
-        except (RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            raise DidNotStart(f"continuous batching does not start: {error}") from error
-        finally:
-            gc.unfreeze()
         manager.start()
+        while manager.batch_processor is None and manager.is_running():
+            time.sleep(0.01)
+        if manager.batch_processor is None:
+            raise DidNotStart(f"continuous batching does not start: {manager.background_thread_status.fatal_error}")
         settings = manager.continuous_batching_config
         self._log(
             f"continuous batching ready in {time.perf_counter() - start:.1f} s: {settings.num_blocks} pages, at most "

@@ -159,7 +159,6 @@ def _follow(told: JsonDict, orders: Iterator[bytes]) -> None:
         table = RowTable(session.rows, model.device)
         manager = make_manager(model, session, table, on_gpu)
         try:
-            manager.warmup()
             manager.start()
             manager._generation_thread.join()
         finally:
