@@ -101,6 +101,23 @@ def test_a_second_call_for_the_same_goes_to_the_manager_that_runs(engine: Contin
     assert sum("continuous batching ready" in line for line in said) == 2
 
 
+def test_prompts_that_begin_alike_share_their_pages(engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    found: list[int] = []
+    search = PagedAttentionCache.search_prefix_match
+
+    def noting(self: Any, request_id: str, prompt_ids: list[int]) -> int:
+        found.append(search(self, request_id, prompt_ids))
+        return found[-1]
+
+    monkeypatch.setattr(PagedAttentionCache, "search_prefix_match", noting)
+    shared = " ".join(f"w{countdown.CHAIN_END + word}" for word in range(600))
+    items = [dataclasses.replace(item, prompt=f"{shared} {item.prompt}") for item in ITEMS[:6]]
+    assert texts(engine.generate(ask(GREEDY, items))) == {item.id: item.answer for item in items}
+    assert 512 in found  # two pages of 256 tokens
+
+
 def test_two_samplings_in_one_shard_are_each_answered_by_their_own(engine: ContinuousEngine) -> None:
     mixed = ask(GREEDY, ITEMS[:4]) + ask(dataclasses.replace(GREEDY, max_new_tokens=5), ITEMS[4:8])
     found = by_id(engine.generate(mixed))
