@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(folder: Path, ranks: int, samplings: list[dict[str, Any]]) -> subprocess.Popen[str]:
     asked = {"samplings": samplings, "prompts": {item.id: item.prompt for item in ITEMS}}
-    library = str(Path(tensor.__file__).parents[3])
+    library = os.pathsep.join(filter(None, [str(Path(tensor.__file__).parents[3]), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), str(ranks), json.dumps(asked)],
         stdout=subprocess.PIPE,
