@@ -448,7 +448,7 @@ def every_target(rules: set[str]) -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
-        ("engines/static.py", {}),
+        ("engines/static/engine.py", {}),
         ("worker.py", {}),
         ("merging.py", {}),
         ("report/words.py", {"": {"report"}}),
