@@ -59,6 +59,8 @@ def test_auto_is_static_on_a_cpu(tmp_path: Path) -> None:
         (1, {"head_dim": 512}, {}, "heads of 512 are larger than the 256 of flash attention"),
         (1, {"attn_logit_softcapping": 50.0}, {}, "its attention is soft-capped"),
         (1, {"model_type": "gpt_oss"}, {}, "its attention has sinks"),
+        (1, {"rope_parameters": {"rope_type": "dynamic"}}, {}, "depend on the longest row of a batch"),
+        (2, {"model_type": "gpt2", "num_attention_heads": None, "n_head": 4}, {}, "no plan to cut gpt2 models"),
         (3, {}, {}, "8 heads and 4 key-value heads do not divide by 3 GPUs"),
         (2, {}, {"parallel": "layers"}, "parallel: layers"),
         (2, {}, {"repetition_penalty": 1.2}, "a repetition_penalty needs the static engine"),

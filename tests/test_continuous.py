@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import countdown
+import numpy as np
 import pytest
 
 from gristmill.config.schema import ModelConfig
+from gristmill.engines.continuous import manager as manager_module
 from gristmill.engines.continuous.engine import ContinuousEngine
-from gristmill.engines.continuous.manager import DidNotStart, EngineDied, Session
+from gristmill.engines.continuous.manager import DidNotStart, EngineDied, Session, make_manager
+from gristmill.engines.continuous.rows import RowTable
 from gristmill.engines.static.engine import StaticEngine
+from gristmill.errors import UserError
 from gristmill.types import Completion, Failure, Message, Outcome, Request, Sampling
 
 pytestmark = pytest.mark.model
@@ -118,6 +125,110 @@ def test_prompts_that_begin_alike_share_their_pages(engine: ContinuousEngine, mo
     items = [dataclasses.replace(item, prompt=f"{shared} {item.prompt}") for item in ITEMS[:6]]
     assert texts(engine.generate(ask(GREEDY, items))) == {item.id: item.answer for item in items}
     assert 512 in found  # two pages of 256 tokens
+
+
+@pytest.fixture
+def few_pages(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many pages a manager has."""
+    plain = manager_module._plain_manager
+
+    def only(pages: int) -> None:
+        def made(*args: Any, **settings: Any) -> Any:
+            manager = plain(*args, **settings)
+            manager.continuous_batching_config.num_blocks = pages
+            return manager
+
+        monkeypatch.setattr(manager_module, "_plain_manager", made)
+
+    return only
+
+
+def uneven(seed: int) -> list[countdown.Item]:
+    """Rows of one to three pages each."""
+    stream = np.random.default_rng(seed)
+    lengths = zip(stream.choice([20, 200, 400], 24), stream.choice([5, 200, 400], 24), strict=True)
+    return countdown.items([(int(p), int(a)) for p, a in lengths], countdown.SHAPES["tiny"].vocabulary, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [(), ("c50 c49",)])
+def test_rows_go_on_when_the_pages_are_full_also_when_all_that_run_are_taken_out(
+    engine: ContinuousEngine, few_pages: Callable[[int], None], stop: tuple[str, ...]
+) -> None:
+    few_pages(8)
+    items = uneven(1)
+    found = texts(engine.generate(ask(Sampling(max_new_tokens=420, stop=stop), items)))
+    assert found == {item.id: item.answer.partition(stop[0])[0] if stop else item.answer for item in items}
+
+
+def test_a_row_that_is_larger_than_all_pages_fails_alone(
+    engine: ContinuousEngine, few_pages: Callable[[int], None]
+) -> None:
+    few_pages(3)
+    big = countdown.items([(600, 3)], countdown.SHAPES["tiny"].vocabulary, 7)[0]
+    big = dataclasses.replace(big, id="big")
+    found = by_id(engine.generate(ask(GREEDY, [ITEMS[0], big, ITEMS[1]])))
+    assert isinstance(found["big"], Failure)
+    assert found["big"].reason == "out_of_memory"
+    assert {item.id: found[item.id].text for item in ITEMS[:2]} == {item.id: item.answer for item in ITEMS[:2]}
+
+
+def test_a_prompt_without_a_token_is_refused_by_every_engine(engine: ContinuousEngine) -> None:
+    empty = dataclasses.replace(ITEMS[0], id="empty", prompt="")
+    for each in (engine, engine._static):
+        with pytest.raises(UserError, match=r"1 prompt has no tokens: empty#0; drop the rows, or give the prompt"):
+            list(each.generate(ask(GREEDY, [ITEMS[1], empty])))
+        engine._end()
+
+
+def test_a_model_has_its_own_attention_again_after_a_manager_that_did_not_start(
+    engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = engine._model.config._attn_implementation
+    engine._model.set_attn_implementation("eager")
+    engine._own_attention = "eager"
+    try:
+        with pytest.raises(DidNotStart, match="slower than static"):
+            make_manager(engine._model, Session(GREEDY, (2,), 1, 1, 8, 0.1), RowTable(1, engine._model.device), True)
+        assert engine._model.config._attn_implementation == "eager"
+        list(engine.generate(ask(GREEDY, ITEMS[:1])))
+        engine._end()
+        assert engine._model.config._attn_implementation == "eager"
+    finally:
+        engine._model.set_attn_implementation(own)
+
+
+def test_a_thread_that_hangs_does_not_hold_the_job(folder: Path) -> None:
+    program = f"""
+import sys, time
+from pathlib import Path
+from gristmill.config.schema import ModelConfig
+from gristmill.engines.continuous import engine as module
+from gristmill.types import Message, Request, Sampling
+
+module.END_S = 0.5
+folder = Path({str(folder)!r})
+model = ModelConfig.model_validate({{"source": str(folder), "dtype": "float32", "engine": "continuous"}})
+engine = module.ContinuousEngine(folder, model, 1024, False, lambda text: print(text, file=sys.stderr, flush=True))
+rows = [Request(str(n), 0, "", (Message(role="user", content=f"w1200 c{{n}}"),), Sampling(40)) for n in (3, 30)]
+outcomes = engine.generate(rows)
+print(next(outcomes).text, flush=True)
+engine._model.forward = lambda *_args, **_settings: time.sleep(1000)
+time.sleep(0.5)
+outcomes.close()
+engine.close()
+"""
+    library = str(Path(manager_module.__file__).parents[3])
+    path = os.pathsep.join(filter(None, [library, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert (done.stdout, done.returncode) == ("c2 c1\n", 1), done.stderr
+    assert "the thread of continuous batching hangs" in done.stderr
 
 
 def test_two_samplings_in_one_shard_are_each_answered_by_their_own(engine: ContinuousEngine) -> None:
@@ -301,8 +412,6 @@ def test_out_of_memory_begins_again_with_fewer_pages_and_asks_only_what_is_left(
 
 
 def on_a_cpu(model: Any, session: Session, table: Any, _on_gpu: bool) -> Any:
-    from gristmill.engines.continuous.manager import make_manager
-
     return make_manager(model, session, table, on_gpu=False)
 
 

@@ -394,3 +394,13 @@ def test_the_row_that_must_fit_has_the_longest_answer_that_is_asked_for(tmp_path
 def test_a_shape_compares_by_its_values() -> None:
     assert isinstance(SHAPES["7B"], Shape)
     assert SHAPES["7B"] == shape_of(config_of(SIZES["7B"]), tensors_of(SIZES["7B"]))
+
+
+def test_a_model_of_states_alone_is_planned_and_one_whose_heads_are_missing_is_refused() -> None:
+    mamba = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "state_size": 16}
+    shape = shape_of(mamba, [Tensor("backbone.layers.0.mixer.in_proj.weight", "BF16", (256, 64))])
+    assert (shape.heads, shape.hidden) == (1, 64)
+    with pytest.raises(
+        UserError, match=r"config\.json has none of n_head, num_attention_heads, num_heads, .* fetch it"
+    ):
+        shape_of({name: value for name, value in mamba.items() if name != "state_size"}, [])

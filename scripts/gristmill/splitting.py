@@ -18,7 +18,7 @@ from gristmill.codec import request_from_json
 from gristmill.config.schema import ModelConfig
 from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
-from gristmill.engines.overflow import overflows, refuse_overflow
+from gristmill.engines.overflow import overflows, refuse_empty, refuse_overflow
 from gristmill.errors import UserError
 from gristmill.files import LONE_SURROGATE, atomic_folder, check_seal, dumps, read_jsonl, with_checksum
 from gristmill.memory.estimate import Load
@@ -81,6 +81,8 @@ def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
         tokens = count(batch)
         lengths += tokens
         pairs = zip(batch, tokens, strict=True)
+        if model.engine != "echo":
+            refuse_empty([request for request, size in zip(batch, tokens, strict=True) if not size])
         too_long += [(replace(r, messages=()), n) for r, n in pairs if overflows(r, n, limit)]
     refuse_overflow(too_long, limit, model)
     return lengths

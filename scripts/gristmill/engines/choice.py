@@ -18,6 +18,8 @@ from gristmill.errors import UserError
 from gristmill.keys import dtype_in_force
 from gristmill.types import JsonDict, Sampling
 
+#: Rotary positions that all rows of a batch share, so that a row's answer would depend on its neighbours.
+SHARED_ROPE = {"dynamic", "longrope"}
 #: Kinds of layers that have pages of keys and values.
 PAGED_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -92,6 +94,9 @@ def _continuous_reasons(setting: Setting) -> Iterator[str]:
     model, config = setting.model, tensor.text_config(setting.folder)
     if layers := sorted(set(config.get("layer_types") or []) - PAGED_LAYERS):
         yield f"continuous batching has no pages for layers of {', '.join(layers)}"
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not SHARED_ROPE.isdisjoint({rope.get("rope_type"), rope.get("type")}):
+        yield "its rotary positions depend on the longest row of a batch"
     if model.allow_offload or model.max_memory or model.device_map != "auto":
         yield "continuous batching takes no device_map, max_memory or allow_offload"
     if setting.gpus > 1:

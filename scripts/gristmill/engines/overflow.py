@@ -23,6 +23,18 @@ def overflows(request: Request, prompt_tokens: int, context_tokens: int | None) 
     return context_tokens is not None and prompt_tokens + request.sampling.max_new_tokens > context_tokens
 
 
+def refuse_empty(requests: Sequence[Request]) -> None:
+    """Stop before any generation when a prompt has no token at all: there is nothing that a model could go on from.
+
+    Raises:
+        UserError: names the rows.
+    """
+    if requests:
+        names = some([str(request.rid) for request in requests])
+        count = "1 prompt has" if len(requests) == 1 else f"{len(requests)} prompts have"
+        raise UserError(f"{count} no tokens: {names}; drop the rows, or give the prompt a text of its own")
+
+
 def refuse_overflow(requests: Sequence[tuple[Request, int]], context_tokens: int | None, model: ModelConfig) -> None:
     """Stop before any generation when a prompt is too long and the policy is `error`, or when no room can be made.
 

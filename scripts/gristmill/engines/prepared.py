@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
-from gristmill.engines.overflow import overflows, shorten
+from gristmill.engines.overflow import overflows, refuse_empty, shorten
 from gristmill.errors import UserError
 from gristmill.types import Completion, Request, Sampling
 
@@ -35,6 +35,8 @@ def prepare(
         UserError: a prompt does not fit and the policy is `error`, or no room can be made.
     """
     for request, ids in zip(requests, chat.encode([request.messages for request in requests]), strict=True):
+        if not ids:
+            refuse_empty([request])
         if not overflows(request, len(ids), context_tokens):
             yield Prepared(request, ids, 0)
             continue

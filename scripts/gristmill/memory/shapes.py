@@ -86,6 +86,9 @@ class Shape:
         return 2 * self.kv_heads * self.head_size
 
 
+_HEAD_COUNTS = {"num_attention_heads", "n_head", "num_heads"}
+
+
 def read_shape(folder: Path) -> Shape:
     """The shape of a model folder: from the headers of its weights, or from its config alone where there are none.
 
@@ -105,7 +108,9 @@ def shape_of(config: JsonDict, tensors: Iterable[Tensor]) -> Shape:
     """The shape from a transformers config and the parameters."""
     text = config.get("text_config") or config
     hidden = _number(text, "hidden_size", "n_embd", "d_model")
-    heads = _number(text, "num_attention_heads", "n_head", "num_heads")
+    # A model of states alone (Mamba) has no heads: it is planned as if it had one, which is more than it takes.
+    states = bool(text.get("state_size") or text.get("ssm_state_size"))
+    heads = 1 if states and not _HEAD_COUNTS & text.keys() else _number(text, *sorted(_HEAD_COUNTS))
     found = list(tensors)
     if text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)):
         found = [tensor for tensor in found if not _HEAD.search(tensor.name)]
@@ -217,4 +222,6 @@ def _number(config: JsonDict, *names: str) -> int:
     for name in names:
         if config.get(name):
             return int(config[name])
-    raise UserError(f"config.json has none of {', '.join(names)}; its memory cannot be planned")
+    raise UserError(
+        f"the model's config.json has none of {', '.join(names)}, so its memory cannot be planned; fetch it again"
+    )

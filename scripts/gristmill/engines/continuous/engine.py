@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines.answers import not_finite, read_answer, timed_out
+from gristmill.engines.answers import not_finite, out_of_memory, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.continuous import flash
-from gristmill.engines.continuous.manager import DidNotStart, EngineDied, Session, make_manager
+from gristmill.engines.continuous.manager import (
+    DidNotStart,
+    EngineDied,
+    Session,
+    make_manager,
+    restore_attention,
+    room_tokens,
+    unblock,
+)
 from gristmill.engines.continuous.tensor import Ranks
 from gristmill.engines.loading import load_model
 from gristmill.engines.prepared import Prepared, prepare
@@ -55,8 +64,8 @@ class _Running:
     """A row in the manager."""
 
     item: Prepared
-    #: When its first token came; None before, or when nobody looks (no stop texts, no time limit).
-    first_seen: float | None = None
+    #: When it joined, on time.monotonic.
+    begun: float
     looked_at: int = 0
 
 
@@ -88,6 +97,9 @@ class ContinuousEngine:
         self._chat = ChatEncoder(folder, model)
         self._ranks = Ranks(folder, model, ranks, on_gpu, log) if ranks > 1 else None
         self._model = load_model(folder, model, on_gpu, ranks)
+        #: The attention that the model was loaded with, and whether a manager's thread does not end.
+        self._own_attention = str(self._model.config._attn_implementation)
+        self._hung = False
         self._static = StaticEngine(folder, model, context_tokens, on_gpu, log, (self._chat, self._model))
         self._rows = min(model.max_batch_rows or GPU_ROWS, GPU_ROWS if on_gpu else CPU_ROWS)
         cut = {str(rank): "a part of every layer" for rank in range(ranks)}
@@ -126,6 +138,9 @@ class ContinuousEngine:
     def close(self) -> None:
         """Free the model's memory, also for the driver: whoever leases the devices next looks there."""
         self._end()
+        if self._hung:
+            self._log("the thread of continuous batching hangs, and the job is ended; finished rows are in the journal")
+            os._exit(1)
         del self._model
         self._static.close()
         if self._ranks is not None:
@@ -203,7 +218,11 @@ class ContinuousEngine:
             self._running = None
             gc.unfreeze()
             manager.stop(block=True, timeout=END_S, hard_stop=True)
-            manager.destroy()
+            if manager.is_running():  # it would hold this process's end for as long as it hangs
+                self._hung = True
+            else:
+                manager.destroy()
+            restore_attention(self._model, self._own_attention)
 
     def _ready(self, requests: Sequence[Request]) -> Iterator[Prepared | Completion]:
         """The requests made ready, some at a time, while others run."""
@@ -216,7 +235,7 @@ class ContinuousEngine:
         """Keep the manager fed, and give out what ends."""
         running: dict[str, _Running] = {}
         watched = bool(sampling.stop) or self._config.timeout_seconds is not None
-        more = True
+        more, room = True, room_tokens(manager)
         while more or running:
             feed = len(running) <= table.most * REFILL_AT
             while feed and more and len(running) < table.most:
@@ -225,9 +244,11 @@ class ContinuousEngine:
                     more = False
                 elif isinstance(item, Completion):
                     yield item
+                elif item.tokens > room:
+                    yield out_of_memory(item)
                 else:
                     name = table.add(len(item.ids), row_seed(item.request))
-                    running[name] = _Running(item)
+                    running[name] = _Running(item, time.monotonic())
                     manager.add_request(item.ids, name, max_new_tokens=sampling.max_new_tokens, streaming=watched)
             if running:
                 yield from self._ended(manager, table, running, watched)
@@ -263,6 +284,8 @@ class ContinuousEngine:
     def _results(self, manager: Any) -> Iterator[Any]:
         """What the manager has for us now; waits up to a moment for the first."""
         result = manager.get_result(timeout=0.2)
+        if result is None:
+            unblock(manager)
         if result is None and self._ranks is not None and (gone := self._ranks.gone()):
             raise EngineDied(f"continuous batching cannot go on: {gone}; see the log above, and run again to go on")
         if result is None and not manager.is_running():
@@ -273,17 +296,14 @@ class ContinuousEngine:
 
     def _over(self, row: _Running, tokens: Sequence[int]) -> bool | None:
         """Whether a row must end now: False at a stop text, True when its time is over; None: it goes on."""
-        row.first_seen = row.first_seen or time.monotonic()
-        limit = self._config.timeout_seconds
-        if limit is not None and time.monotonic() - row.first_seen > limit:
-            return True
         stops = row.item.request.sampling.stop
         if stops and len(tokens) >= row.looked_at + LOOK_EVERY:
             tail = self._chat.decode(tokens[max(0, row.looked_at - 4 * max(map(len, stops))) :])
             row.looked_at = len(tokens)
             if any(stop in tail for stop in stops):
                 return False
-        return None
+        limit = self._config.timeout_seconds
+        return True if limit is not None and time.monotonic() - row.begun > limit else None
 
     def _start(self, manager: Any) -> None:
         """Make the pages, and begin.

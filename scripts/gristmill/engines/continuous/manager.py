@@ -56,11 +56,15 @@ def make_manager(model: Any, session: Session, table: RowTable, on_gpu: bool) ->
     """
     from gristmill.engines.continuous.rows import row_processors
 
+    before = model.config._attn_implementation
     try:
         manager = _plain_manager(model, session, on_gpu, graphs=(False, True))
     except (ValueError, NotImplementedError, AttributeError) as error:
+        restore_attention(model, before)
         raise DidNotStart(f"continuous batching does not know {type(model).__name__}: {error}") from error
     if on_gpu and "flash" not in (found := model.config._attn_implementation):
+        manager.destroy()
+        restore_attention(model, before)
         raise DidNotStart(f"continuous batching over {found} attention is slower than static; set engine: static")
     if on_gpu and not manager.continuous_batching_config.max_blocks_per_request:
         # No attention that reads pages: new tokens take the way of prompts, which then needs the graphs.
@@ -72,6 +76,26 @@ def make_manager(model: Any, session: Session, table: RowTable, on_gpu: bool) ->
     processors.tensors_required += len(ours)
     processors.do_processing = True
     return manager
+
+
+def restore_attention(model: Any, before: str) -> None:
+    """Give a model the attention back that a manager took from it; one that was not started does not do so itself."""
+    if model.config._attn_implementation != before:
+        model.set_attn_implementation(before)
+
+
+def room_tokens(manager: Any) -> int:
+    """The most tokens that one row may have: all pages but one, which a row that is being moved may need."""
+    settings = manager.continuous_batching_config
+    page = getattr(settings, "page_size", None) or settings.block_size
+    return int((settings.num_blocks - 1) * page)
+
+
+def unblock(manager: Any) -> None:
+    """Let waiting rows in again when nothing runs; transformers does so when a row ends, not when one is taken out."""
+    scheduler = getattr(manager.batch_processor, "scheduler", None)
+    if scheduler is not None and not scheduler.active_requests:
+        scheduler.block_new_requests = False
 
 
 def _plain_manager(model: Any, session: Session, on_gpu: bool, graphs: tuple[bool, bool]) -> Any:

@@ -14,17 +14,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 from gristmill.config.schema import ModelConfig
+from gristmill.engines.continuous.manager import EngineDied, Session, make_manager
 from gristmill.errors import UserError
 from gristmill.files import read_json
 from gristmill.types import JsonDict
 
 #: After so long without a word from a rank that hangs, NCCL and gloo end the process.
 SILENCE_S = 120
+#: Seconds that the other ranks get to end.
+CLOSE_S = 10.0
 #: Linux: a process gets this signal when its parent ends.
 _PDEATHSIG = 1
 
@@ -32,7 +36,7 @@ _PDEATHSIG = 1
 def why_not(folder: Path, model: ModelConfig, ranks: int) -> str | None:
     """Why a model cannot be cut over so many GPUs; None when it can. Reads config.json, no weights."""
     config = text_config(folder)
-    heads = int(config.get("num_attention_heads") or 0)
+    heads = int(config.get("num_attention_heads") or config.get("n_head") or config.get("num_heads") or 0)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     if not heads or heads % ranks or kv_heads % ranks:
         return f"{heads} heads and {kv_heads} key-value heads do not divide by {ranks} GPUs"
@@ -76,10 +80,16 @@ class Ranks:
 
     def begin(self, session: JsonDict) -> None:
         """Tell the others of a session; each makes its manager and follows ours."""
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(session).encode() + b"\n")
-            process.stdin.flush()
+        try:
+            for process in self._processes:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(session).encode() + b"\n")
+                process.stdin.flush()
+        except BrokenPipeError:
+            raise EngineDied(
+                f"continuous batching cannot go on: {self.gone() or 'another rank ended'}; see the log above, and run "
+                "again to go on"
+            ) from None
 
     def gone(self) -> str | None:
         """What is wrong with the other processes; None while all are there."""
@@ -94,9 +104,10 @@ class Ranks:
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
+        end = time.monotonic() + CLOSE_S
         for process in self._processes:
             try:
-                process.wait(timeout=10)
+                process.wait(timeout=max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -145,7 +156,6 @@ def _end_with_parent() -> None:
 def _follow(told: JsonDict, orders: Iterator[bytes]) -> None:
     """A rank other than 0: load, and go through one session after the other."""
     from gristmill.engines.continuous import flash
-    from gristmill.engines.continuous.manager import Session, make_manager
     from gristmill.engines.continuous.rows import RowTable
     from gristmill.engines.loading import load_model
 
