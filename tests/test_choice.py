@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def a_card_with_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a card says, which this machine may not have; and no vllm, whatever is installed."""
     monkeypatch.setattr(flash, "offer", lambda: flash.OURS)
     monkeypatch.setattr(flash, "capability", lambda: (9, 0))
-    monkeypatch.setattr(choice, "_against_vllm", lambda _setting: "vllm is not installed")
+    monkeypatch.setattr(choice.vllm_limits, "why_not", lambda *_: "vllm is not installed")
 
 
 def setting(folder: Path, gpus: int = 1, config: dict[str, Any] | None = None, **settings: Any) -> Setting:
@@ -95,6 +96,16 @@ def test_tensor_parallel_that_is_asked_for_and_cannot_be_is_refused(tmp_path: Pa
     assert choose(setting(tmp_path, gpus=2, parallel="tensor")).ranks == 2
     with pytest.raises(ValueError, match="parallel: tensor needs engine: continuous or auto"):
         setting(tmp_path, engine="static", parallel="tensor")
+
+
+def test_vllm_is_left_where_it_would_change_a_temperature_or_lay_layers_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice.vllm_limits, "why_not", lambda *_: None)
+    assert choose(setting(tmp_path)).engine == "vllm"
+    assert choose(setting(tmp_path, gpus=2, parallel="layers")).engine == "static"
+    hot = dataclasses.replace(setting(tmp_path), samplings={Sampling(8, temperature=3.0)})
+    assert "vllm takes temperatures of 0 and of 0.01 to 2, not 3" in choose(hot).why
 
 
 def test_an_older_card_has_no_flash_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from conftest import wait_until
 
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.continuous import tensor
+from gristmill.engines.continuous.manager import EngineDied
 from gristmill.files import read_json, write_bytes
 
 PROGRAM = """
@@ -127,6 +128,15 @@ def test_a_rank_that_dies_ends_the_job_with_one_line(folder: Path) -> None:
     name, said = json.loads(out.splitlines()[-1])
     assert (name, "run again to go on" in said) == ("error", True)
     assert time.monotonic() - begun < 100
+
+
+def test_a_rank_that_is_gone_before_a_session_is_one_line() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], stdin=subprocess.PIPE)
+    process.wait()
+    ranks = object.__new__(tensor.Ranks)
+    ranks._processes = [process]
+    with pytest.raises(EngineDied, match=r"cannot go on: the process of rank 1 ended with status 3; .* run again"):
+        ranks.begin({"rows": 1})
 
 
 @pytest.fixture

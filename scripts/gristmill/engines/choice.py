@@ -14,6 +14,7 @@ from pathlib import Path
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.continuous import flash, tensor
 from gristmill.engines.vllm import limits as vllm_limits
+from gristmill.engines.vllm.engine import TEMPERATURES
 from gristmill.errors import UserError
 from gristmill.keys import dtype_in_force
 from gristmill.types import JsonDict, Sampling
@@ -78,6 +79,11 @@ def _against_vllm(setting: Setting) -> str | None:
     """What vllm cannot do; it is imported only when nothing else speaks against it."""
     if setting.gpus > 1 and setting.model.parallel == "layers":
         return "vllm takes no layers that lie on several GPUs (parallel: layers)"
+    low, high = TEMPERATURES
+    if bad := [
+        each.temperature for each in setting.samplings if each.temperature and not low <= each.temperature <= high
+    ]:
+        return f"vllm takes temperatures of 0 and of {low:g} to {high:g}, not {bad[0]:g}"
     return vllm_limits.why_not(setting.folder, setting.model, setting.gpus)
 
 
