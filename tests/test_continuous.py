@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -370,6 +371,7 @@ def test_when_auto_took_it_and_its_first_pass_fails_the_rows_go_to_static(
 ) -> None:
     forward = type(engine._model).forward
 
+    @functools.wraps(forward)
     def no_pages(self: Any, *args: Any, **settings: Any) -> Any:
         return broken() if "cu_seq_lens_q" in settings else forward(self, *args, **settings)
 

@@ -8,6 +8,9 @@ from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.prepared import Prepared
 from gristmill.types import Completion, Failure, FailureReason, FinishReason
 
+#: An answer in the making is looked through for stop texts after every so many tokens.
+STOP_TEXT_TOKENS = 4
+
 
 def read_answer(item: Prepared, row: Sequence[int], chat: ChatEncoder, seconds: float) -> Completion:
     """The answer in generated ids: up to the first token that ends an answer, then up to the first stop text.
@@ -27,6 +30,19 @@ def read_answer(item: Prepared, row: Sequence[int], chat: ChatEncoder, seconds: 
     return Completion(
         request.id, request.sample, request.variant, text, finish, len(item.ids), len(ids), seconds, item.cut_tokens
     )
+
+
+def holds_stop_text(ids: Sequence[int], new: int, stops: Sequence[str], chat: ChatEncoder) -> bool:
+    """Whether an answer in the making holds one of its stop texts, of which `new` tokens were not looked at yet.
+
+    The newest tokens are looked at first, and the whole answer only when something is found there: the head of a tail
+    may be cut in two, or tidied by the tokenizer.
+    """
+    if not stops:
+        return False
+    # A token holds a byte or more; as many again for those since the last look, and for a head cut in two.
+    newest = chat.decode(ids[-(max(len(stop.encode()) for stop in stops) + 2 * new) :])
+    return any(stop in newest for stop in stops) and any(stop in chat.decode(ids) for stop in stops)
 
 
 def first_end(row: Sequence[int], chat: ChatEncoder) -> int | None:

@@ -13,14 +13,13 @@ from pathlib import Path
 
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.continuous import flash, tensor
+from gristmill.engines.static.decodable import shared_rope
 from gristmill.engines.vllm import limits as vllm_limits
 from gristmill.engines.vllm.engine import TEMPERATURES
 from gristmill.errors import UserError
 from gristmill.keys import dtype_in_force
 from gristmill.types import JsonDict, Sampling
 
-#: Rotary positions that all rows of a batch share, so that a row's answer would depend on its neighbours.
-SHARED_ROPE = {"dynamic", "longrope"}
 #: Kinds of layers that have pages of keys and values.
 PAGED_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -62,17 +61,15 @@ def choose(setting: Setting) -> Choice:
         if reason is not None:
             raise UserError(f"engine: {model.engine} cannot be used: {reason}; set engine: auto or static")
         return Choice(model.engine, f"the config says engine: {model.engine}", ranks)
-    found: list[str] = []
-    if (reason := _against_vllm(setting)) is None:
+    if (no_vllm := _against_vllm(setting)) is None:
         return Choice("vllm", "auto: vllm is installed and knows the model")
-    found.append(reason)
     reason = _slower_on_a_cpu(setting) or _against_continuous(setting) or _unsure(setting)
     if reason is None:
         kind = "continuous batching cut over the group's GPUs" if setting.gpus > 1 else "continuous batching"
-        return Choice("continuous", f"auto: {kind}; {found[0]}", max(1, setting.gpus))
+        return Choice("continuous", f"auto: {kind}; {no_vllm}", max(1, setting.gpus))
     if model.parallel == "tensor" and setting.gpus > 1:
         raise UserError(f"parallel: tensor cannot be used: {reason}; set parallel: auto or layers")
-    return Choice("static", f"auto: {'; '.join([*found, reason])}")
+    return Choice("static", f"auto: {no_vllm}; {reason}")
 
 
 def _against_vllm(setting: Setting) -> str | None:
@@ -100,9 +97,8 @@ def _continuous_reasons(setting: Setting) -> Iterator[str]:
     model, config = setting.model, tensor.text_config(setting.folder)
     if layers := sorted(set(config.get("layer_types") or []) - PAGED_LAYERS):
         yield f"continuous batching has no pages for layers of {', '.join(layers)}"
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not SHARED_ROPE.isdisjoint({rope.get("rope_type"), rope.get("type")}):
-        yield "its rotary positions depend on the longest row of a batch"
+    if (reason := shared_rope(config.get("rope_parameters") or config.get("rope_scaling"))) is not None:
+        yield reason
     if model.allow_offload or model.max_memory or model.device_map != "auto":
         yield "continuous batching takes no device_map, max_memory or allow_offload"
     if setting.gpus > 1:

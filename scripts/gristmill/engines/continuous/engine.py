@@ -2,8 +2,8 @@
 
 - The keys and values of all rows lie in pages; as many pages are made as the memory left after loading has room for.
 - Prompts that begin alike share their first pages. CUDA graphs and the fastest attention that is installed are used.
-- Every row has its own random stream and its own check for finite logits (continuous_rows), so that its answer does not
-  depend on its neighbours. What continuous batching cannot do (a repetition penalty) goes to the static engine.
+- Every row has its own random stream and its own check for finite logits (rows.py), so that its answer does not depend
+  on its neighbours. What continuous batching cannot do (a repetition penalty) goes to the static engine.
 - The manager runs in a thread of its own; this one meanwhile tokenizes the next rows and reads the finished ones.
 """
 
@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines.answers import not_finite, out_of_memory, read_answer, timed_out
+from gristmill.engines.answers import (
+    STOP_TEXT_TOKENS,
+    holds_stop_text,
+    not_finite,
+    out_of_memory,
+    read_answer,
+    timed_out,
+)
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.continuous import flash
 from gristmill.engines.continuous.manager import (
@@ -51,8 +58,6 @@ MEMORY_SHARES = (0.88, 0.7, 0.5)
 REFILL_AT = 0.75
 #: Prompts made ready at a time.
 CHUNK = 256
-#: New tokens between two looks for a stop text.
-LOOK_EVERY = 4
 #: Context of a model that names none.
 UNKNOWN_CONTEXT = 32_768
 #: Seconds that the manager's thread gets to end.
@@ -95,7 +100,7 @@ class ContinuousEngine:
         #: What the manager that runs was made for, the manager, and its rows.
         self._running: tuple[Session, Any, RowTable] | None = None
         self._chat = ChatEncoder(folder, model)
-        self._ranks = Ranks(folder, model, ranks, on_gpu, log) if ranks > 1 else None
+        self._ranks = Ranks(folder, model, ranks, on_gpu) if ranks > 1 else None
         self._model = load_model(folder, model, on_gpu, ranks)
         #: The attention that the model was loaded with, and whether a manager's thread does not end.
         self._own_attention = str(self._model.config._attn_implementation)
@@ -296,11 +301,10 @@ class ContinuousEngine:
 
     def _over(self, row: _Running, tokens: Sequence[int]) -> bool | None:
         """Whether a row must end now: False at a stop text, True when its time is over; None: it goes on."""
-        stops = row.item.request.sampling.stop
-        if stops and len(tokens) >= row.looked_at + LOOK_EVERY:
-            tail = self._chat.decode(tokens[max(0, row.looked_at - 4 * max(map(len, stops))) :])
+        new = len(tokens) - row.looked_at
+        if new >= STOP_TEXT_TOKENS:
             row.looked_at = len(tokens)
-            if any(stop in tail for stop in stops):
+            if holds_stop_text(tokens, new, row.item.request.sampling.stop, self._chat):
                 return False
         limit = self._config.timeout_seconds
         return True if limit is not None and time.monotonic() - row.begun > limit else None
@@ -328,9 +332,9 @@ class ContinuousEngine:
 
 
 def _seconds(result: Any) -> float:
-    """From the row's first forward pass to its end."""
+    """From the row's first forward pass to its end; one that was taken out ends now."""
     begun, ended = result.lifespan
-    return float(ended - begun) if begun >= 0 and ended >= 0 else float(time.perf_counter() - max(begun, 0.0))
+    return float((ended if ended >= 0 else time.perf_counter()) - begun)
 
 
 def _by_sampling(requests: Sequence[Request]) -> list[list[Request]]:

@@ -7,6 +7,7 @@ step from the host (`prepare_tensor_args`), in the same buffer as the token ids,
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -120,9 +121,9 @@ class _RowProcessor(ContinuousBatchingLogitsProcessor):
         values[: len(requests_with_new_token)] = self.values(requests_with_new_token)
         return torch.from_numpy(values)
 
+    @abstractmethod
     def values(self, requests: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int32]]:
         """(R,) the values of the requests of a step."""
-        raise NotImplementedError
 
 
 class FiniteMarks(_RowProcessor):
@@ -143,11 +144,11 @@ class FiniteMarks(_RowProcessor):
 class _LowHalf(_RowProcessor):
     """Carries the low 32 bits of each row's uniform number; changes nothing."""
 
-    half = 0
-
     def values(self, requests: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """(R,) one half of the numbers' 64 bits."""
-        return self._rows.uniforms(requests).view(np.int32).reshape(-1, 2)[:, self.half]
+        """(R,) the low halves; the high ones are kept for the processor that comes next."""
+        halves = self._rows.uniforms(requests).view(np.int32).reshape(-1, 2)
+        self.high = halves[:, 1]
+        return halves[:, 0]
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Keep the bits for the processor that comes next."""
@@ -155,16 +156,18 @@ class _LowHalf(_RowProcessor):
         return scores
 
 
-class RowDraws(_LowHalf):
+class RowDraws(_RowProcessor):
     """Draws each row's token from its own stream; a greedy choice among the scores then takes it."""
-
-    half = 1
 
     def __init__(self, rows: RowTable, most: int, sampling: Sampling, low: _LowHalf) -> None:
         """The sampling that all rows share, and the processor before this one."""
         super().__init__(rows, most)
         self._sampling = sampling
         self._low = low
+
+    def values(self, requests: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """(R,) the high halves of the numbers that the processor before this one has just taken."""
+        return self._low.high
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Scores (B, V), high halves (at least B,) to scores (B, V) with one token possible a row."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -65,9 +65,8 @@ def _has_plan(folder: Path, model: ModelConfig) -> bool:
 class Ranks:
     """The other processes of a model that is cut over several GPUs."""
 
-    def __init__(self, folder: Path, model: ModelConfig, size: int, on_gpu: bool, log: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, model: ModelConfig, size: int, on_gpu: bool) -> None:
         """Start ranks 1 to size - 1 and meet them; ours is rank 0."""
-        self._log = log
         self._meeting = tempfile.TemporaryDirectory(prefix="gristmill-ranks-")
         place = f"{self._meeting.name}/store"
         told = {"folder": str(folder), "model": model.model_dump(), "size": size, "on_gpu": on_gpu, "place": place}

@@ -32,8 +32,8 @@ def obstacle(model: Any) -> str | None:
     own = kind.prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
     if own and kind.__name__ not in _PLAIN_WITH_PLAIN_ROPE:
         return f"{kind.__name__} prepares inputs of its own"
-    if shared := _SHARED_ROPE & _rope_types(getattr(config.get_text_config(), "rope_parameters", None)):
-        return f"its positions are scaled by the longest row ({', '.join(shared)} rope)"
+    if shared := shared_rope(getattr(config.get_text_config(), "rope_parameters", None)):
+        return shared
     layers = DynamicCache(config=config).layers
     if other := sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}):
         return f"its cache has {', '.join(other)}"
@@ -50,9 +50,15 @@ def takes_logits_to_keep(model: Any) -> bool:
     return "logits_to_keep" in inspect.signature(type(model).forward).parameters
 
 
+def shared_rope(parameters: Any) -> str | None:
+    """What is wrong with the rope of a config's rope_parameters (or rope_scaling) in a batch; None: nothing."""
+    shared = sorted(_SHARED_ROPE & _rope_types(parameters))
+    return f"its positions are scaled by the longest row ({', '.join(shared)} rope)" if shared else None
+
+
 def _rope_types(parameters: Any) -> set[str]:
     """Every rope_type in a config's rope_parameters, which may have one a kind of layer."""
     if not isinstance(parameters, Mapping):
         return set()
-    own = {parameters["rope_type"]} if isinstance(parameters.get("rope_type"), str) else set()
+    own = {kind for name in ("rope_type", "type") if isinstance(kind := parameters.get(name), str)}
     return own.union(*(_rope_types(value) for value in parameters.values()))

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gristmill.engines.answers import out_of_memory
+from gristmill.engines.answers import STOP_TEXT_TOKENS, holds_stop_text, out_of_memory
 from gristmill.engines.prepared import Prepared
 from gristmill.engines.static.loaded import Loaded
 from gristmill.engines.static.next_token import BROKEN
@@ -30,8 +30,6 @@ from gristmill.types import Outcome
 JOIN_SHARE, LEAVE_SHARE = 1 / 16, 1 / 8
 #: Tokens of one prefill (rows × longest prompt): enough to keep a GPU busy, and a bound on its working memory.
 PREFILL_TOKENS = 16_384
-#: A row's text is looked through for stop texts after every so many tokens.
-STOP_TEXT_TOKENS = 4
 
 
 @dataclass(slots=True)
@@ -189,13 +187,9 @@ class DecodeLoop:
 
     def _has_stop_text(self, row: Row) -> bool:
         """Whether one of the row's stop texts stands in its answer; looked for in the newest tokens, now and then."""
-        stops, decode = row.item.request.sampling.stop, self._loaded.chat.decode
-        if not stops or len(row.tokens) % STOP_TEXT_TOKENS:
+        if len(row.tokens) % STOP_TEXT_TOKENS:
             return False
-        # A token holds a byte or more; as many again for those since the last look, and for a head cut in two.
-        newest = row.tokens[-(max(len(stop.encode()) for stop in stops) + 2 * STOP_TEXT_TOKENS) :]
-        text = decode(newest)
-        return any(stop in text for stop in stops) and any(stop in decode(row.tokens) for stop in stops)
+        return holds_stop_text(row.tokens, STOP_TEXT_TOKENS, row.item.request.sampling.stop, self._loaded.chat)
 
     def _end(self, row: Row, broken: int | None = None, late: bool = False) -> Outcome:
         row.ended = True
