@@ -94,7 +94,7 @@ class Bench:
     def child(self, kind: str, **model: Any) -> Child:
         """Start the process of a way."""
         spec = Spec(kind, str(self.folder), self.work, bool(self.devices), self.dtype, {**self.args.model, **model})
-        python = self.args.vllm_python if kind.endswith("vllm") and self.args.vllm_python else sys.executable
+        python = self.args.vllm_python if "vllm" in kind and self.args.vllm_python else sys.executable
         name = "-".join([kind, *(str(value) for value in model.values())])
         return Child(spec, python, environment(kind, self.devices), self.args.logs / f"{name}.log")
 
@@ -140,6 +140,7 @@ def cpu(args: argparse.Namespace) -> None:
     """All ways loaded at once and asked in turns, so that what else the machine does falls on all of them."""
     with bench(args, 0) as this:
         ways = [way for engine in words(args.engines) for way in (BARE_OF[engine], engine)]
+        ways += words(args.bare)
         with contextlib.ExitStack() as stack:
             going: list[tuple[Result, Child]] = []
             for way in dict.fromkeys(ways):
@@ -166,7 +167,7 @@ def pipeline(args: argparse.Namespace) -> None:
     runs: list[JsonDict] = []
     with bench(args, min(1, len(there))) as this:
         for way in dict.fromkeys([args.engine, BARE_OF.get(args.engine, "generate-")]):
-            if not way.startswith("generate-"):
+            if not (args.no_engine or way.startswith("generate-")):
                 run_job(this, way, [way])
         this.held.close()  # the workers take leases of their own
         model = {"source": str(this.folder), "dtype": this.dtype, "engine": args.engine, **args.model}
@@ -267,7 +268,7 @@ def environment(kind: str, devices: Sequence[Gpu]) -> dict[str, str]:
     """What a way's process is told. vLLM by itself takes GPUs by number only; gristmill's jobs hold them by UUID."""
     told = ENVIRONMENT | (GPU_ENVIRONMENT if devices else CPU_ENVIRONMENT)
     told = {name: os.environ.get(name, value) for name, value in told.items()}
-    if kind == "bare-vllm" and devices:
+    if kind.startswith("bare-vllm") and devices:
         told |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in devices)}
     return told
 
@@ -432,7 +433,7 @@ def _arguments() -> argparse.Namespace:
         part.add_argument(
             "--scratch", type=Path, help="where else to make it; default: /dev/shm if it fits, else a disk"
         )
-        part.add_argument("--vllm-python", help="another Python for the ways that end in vllm")
+        part.add_argument("--vllm-python", help="another Python for the ways of vLLM")
         part.add_argument("--passes", type=int, default=passes, help="passes of an engine; the first is the cold one")
         part.add_argument("--load-s", type=float, default=180.0, help="most seconds from a start to a loaded model")
         part.add_argument(
@@ -453,15 +454,18 @@ def _arguments() -> argparse.Namespace:
             part.add_argument(
                 "--engines", default="continuous,vllm,static" if name == "engines" else "static,continuous,vllm"
             )
-        if name == "engines":
+        if name in {"engines", "cpu"}:
             part.add_argument(
-                "--bare", default=BARE, help="generate-<rows>[-sorted][-nocudnn], bare-continuous, bare-vllm"
+                "--bare",
+                default=BARE if name == "engines" else "bare-vllm-eager",
+                help="generate-<rows>[-sorted][-nocudnn], bare-continuous, bare-vllm, bare-vllm-eager",
             )
         if name == "split":
             part.add_argument("--ways", default="static:layers,static:tensor,continuous:tensor,vllm:tensor")
         if name == "cpu":
             part.add_argument("--rounds", type=int, default=3)
         if name == "pipeline":
+            part.add_argument("--no-engine", action="store_true", help="do not run the engine without a pipeline first")
             part.add_argument(
                 "--engine", default="auto", help="the engine of the pipeline, and the one to run beside it"
             )

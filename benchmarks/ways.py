@@ -12,7 +12,7 @@ library prints goes to standard error.
   the number of steps of the whole file, and with the seconds of a step the rate that all of it would have:
   `whole_tokens_per_second`.
 - bare-continuous: model.generate_batch() with its defaults, over the attention that gristmill would offer it.
-- bare-vllm: LLM.generate() with its defaults.
+- bare-vllm: LLM.generate() with its defaults; bare-vllm-eager: not compiled, as gristmill's engine on a CPU.
 - anything else: an engine of gristmill, by its name in the config, opened and run as the worker does.
 - The bare ways are given token ids; an engine of gristmill gets text, and its clock also covers tokenizing it.
 """
@@ -52,7 +52,7 @@ PROGRESS_S = 2.0
 class Spec:
     """What the process is for."""
 
-    #: "generate", "bare-continuous", "bare-vllm" or an engine of gristmill.
+    #: "generate", "bare-continuous", "bare-vllm", "bare-vllm-eager" or an engine of gristmill.
     kind: str
     folder: str
     work: Work
@@ -218,7 +218,7 @@ class BareVllm:
         except ImportError as error:
             raise NotAvailable(f"vllm cannot be imported: {error}") from error
         self._prompts = Prompts(spec)
-        self._llm = LLM(model=spec.folder, dtype=spec.dtype)
+        self._llm = LLM(model=spec.folder, dtype=spec.dtype, enforce_eager=spec.kind.endswith("-eager"))
 
     def about(self) -> JsonDict:
         """VLLM tells of its choices in its log."""
@@ -285,7 +285,12 @@ class OurEngine:
 
 def open_way(spec: Spec) -> Way:
     """Load what the spec is for."""
-    ways: dict[str, type[Way]] = {"generate": Generate, "bare-continuous": BareContinuous, "bare-vllm": BareVllm}
+    ways: dict[str, type[Way]] = {
+        "generate": Generate,
+        "bare-continuous": BareContinuous,
+        "bare-vllm": BareVllm,
+        "bare-vllm-eager": BareVllm,
+    }
     return ways.get(spec.kind, OurEngine)(spec)  # type: ignore[call-arg]
 
 
