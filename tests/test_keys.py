@@ -42,6 +42,17 @@ def test_a_key_is_32_hex_digits_and_stays_the_same() -> None:
     assert key() == key(replace(REQUEST), MODEL.model_copy())
 
 
+def test_the_keys_of_requests_without_labels_and_schema_are_those_of_before_there_were_any() -> None:
+    greedy = replace(REQUEST, sampling=replace(SAMPLING, temperature=0.0))
+    assert key() == "182f5f9e974e7c081802cf0f0d02d29e"
+    assert key(greedy, overflowed=50) == "d25d17ed8ef1d2a45c51a8be38911856"
+
+
+def test_other_labels_and_another_order_of_them_are_other_questions() -> None:
+    orders = [("yes", "no"), ("no", "yes"), ("yes",), ()]
+    assert len({key(replace(REQUEST, labels=labels)) for labels in orders}) == 4
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -54,6 +65,7 @@ def test_a_key_is_32_hex_digits_and_stays_the_same() -> None:
         {"stop": ("x", "y")},
         {"stop": ()},
         {"seed": 2},
+        {"json_schema": '{"type":"object"}'},
     ],
     ids=str,
 )
@@ -62,7 +74,7 @@ def test_each_sampling_setting_changes_the_key(change: dict[str, Any]) -> None:
 
 
 def test_every_sampling_setting_is_tried_above() -> None:
-    tried = {"max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop", "seed"}
+    tried = {"max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop", "seed", "json_schema"}
     assert set(Sampling.__dataclass_fields__) == tried
 
 
@@ -75,6 +87,7 @@ def test_every_sampling_setting_is_tried_above() -> None:
         {"messages": ({"role": "user", "content": "Why? "},)},
         {"messages": ({"role": "system", "content": "Why?"},)},
         {"messages": ({"role": "user", "content": "Wh"}, {"role": "user", "content": "y?"})},
+        {"labels": ("yes", "no")},
     ],
     ids=str,
 )

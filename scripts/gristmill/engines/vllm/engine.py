@@ -25,6 +25,7 @@ from gristmill.config.schema import ModelConfig
 from gristmill.engines.answers import not_finite, out_of_memory, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.prepared import Prepared, prepare
+from gristmill.engines.tokens import tokenize
 from gristmill.engines.vllm.limits import dtype_of, number_devices, set_environment
 from gristmill.errors import UserError
 from gristmill.files import read_json
@@ -72,8 +73,8 @@ class VllmEngine:
         self._numbers = map(str, itertools.count())
 
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
-        """Tokens of each prompt, chat template included."""
-        return [len(ids) for ids in self._chat.encode([request.messages for request in requests])]
+        """Tokens of each prompt, chat template and longest label included."""
+        return [asked.tokens for asked in tokenize(requests, self._chat)]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
         """Answer the requests, begun in their order, each given as it ends."""
