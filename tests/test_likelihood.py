@@ -14,10 +14,21 @@ from hypothesis import strategies as st
 from small_llama import WORDS
 from test_decoding import LOGGED, engine_of, save, watched
 
+from gristmill import worker
+from gristmill.codec import request_from_json, request_to_json
+from gristmill.config.schema import GpusConfig, ModelConfig
+from gristmill.config.specs import ModelSpec
+from gristmill.engines.echo import EchoEngine
 from gristmill.engines.static.engine import StaticEngine
 from gristmill.engines.tokens import Tokens, tokenize
 from gristmill.errors import UserError
-from gristmill.types import Completion, Failure, Message, Request, Sampling
+from gristmill.files import read_jsonl, with_checksum, write_jsonl, write_sealed
+from gristmill.merging import merged
+from gristmill.planning.workers import Worker
+from gristmill.splitting import split
+from gristmill.types import Completion, Failure, JsonDict, Message, Request, Sampling
+from gristmill.weights import prepare
+from gristmill.worker import Shard, run_shard
 
 torch = pytest.importorskip("torch")
 
@@ -328,3 +339,127 @@ def test_prompt_and_label_together_are_the_tokens_of_the_whole_text(
 def test_labels_that_the_model_cannot_tell_apart_are_refused(folder: Path, labels: tuple[str, ...], said: str) -> None:
     with pytest.raises(UserError, match=said):
         list(engine_of(folder).generate(ask(1, labels)))
+
+
+# ---- the engine without a model
+
+
+def test_echo_gives_each_question_numbers_of_its_own_with_a_mass_below_1() -> None:
+    requests = ask(50, LABELS["multi"], LABELS["shared"])
+    found = {outcome.id: outcome for outcome in EchoEngine().generate(requests)}
+    again = {outcome.id: outcome for outcome in EchoEngine().generate(requests[::-1])}
+    assert len({outcome.label_logprobs for outcome in found.values() if isinstance(outcome, Completion)}) == 50
+    for request in requests:
+        outcome, other = found[request.id], again[request.id]
+        assert isinstance(outcome, Completion)
+        assert isinstance(other, Completion)
+        assert outcome.label_logprobs is not None
+        assert outcome.label_logprobs == other.label_logprobs
+        assert 0.4 < sum(map(math.exp, outcome.label_logprobs)) < 1
+        best = max(range(len(request.labels)), key=outcome.label_logprobs.__getitem__)
+        assert (outcome.text, outcome.completion_tokens) == (request.labels[best], 0)
+
+
+def test_echo_counts_the_longest_label_with_the_prompt() -> None:
+    (request,) = ask(1, (" red river", " new"))
+    words = len(request.messages[0]["content"].split())
+    assert EchoEngine().prompt_tokens([request]) == [words + 2]
+    (fits,) = EchoEngine(words + 2).generate([request])
+    assert isinstance(fits, Completion)
+    assert (fits.prompt_tokens, fits.prompt_cut_tokens) == (words, 0)
+    with pytest.raises(UserError, match="see models"):
+        list(EchoEngine(words + 1).generate([request]))
+
+
+# ---- through a worker
+
+
+def shard_of(folder: Path, requests: Sequence[Request], tokens: int = 3) -> Shard:
+    path = folder / "shards" / "1-of-1.jsonl"
+    write_jsonl(path, (with_checksum(request_to_json(request) | {"prompt_tokens": tokens}) for request in requests))
+    places = (path, folder / "journal", folder / "parts" / "1-of-1.jsonl", folder / "gpu" / "1-of-1.jsonl")
+    return Shard("runs/a", "1-of-1", *places, Worker(gpus=1))
+
+
+def test_a_likelihood_is_carried_from_the_model_to_the_merged_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [*ask(6, LABELS["multi"]), *(replace(one, sample=1, labels=()) for one in ask(3, ()))]
+    shard = shard_of(tmp_path, requests)
+    model = ModelConfig.model_validate({"source": str(folder), "engine": "auto"})
+    weights = prepare("m", model, print)
+    run_shard(shard, model, weights, GpusConfig(wait_minutes=0), 1)
+    expected = scores(engine_of(folder), requests[:6])
+    lines = list(read_jsonl(shard.part))
+    found = {line["id"]: line["label_logprobs"] for line in lines if line["sample"] == 0}
+    assert found == {name: pytest.approx(list(values), abs=1e-4) for name, values in expected.items()}
+    assert not any("label_logprobs" in line for line in lines if line["sample"] == 1)
+
+    before = shard.part.read_bytes()
+    shard.part.unlink()
+    monkeypatch.setattr(worker, "open_engine", None)  # calling it would fail: the journal has all
+    run_shard(shard, model, weights, GpusConfig(wait_minutes=0), 1)
+    assert shard.part.read_bytes() == before
+
+    asked = [request_to_json(request) | {"reference": None, "row": {}} for request in requests]
+    for line, request in zip(merged(asked, [shard.part]), requests, strict=True):
+        assert line.get("label_logprobs") == (found[request.id] if request.labels else None)
+        assert ("label_logprobs" in line) == bool(request.labels)
+        assert line.get("labels", []) == list(request.labels)
+
+
+def test_a_renamed_units_likelihoods_are_adopted(tmp_path: Path) -> None:
+    echo = ModelConfig(engine="echo")
+    weights: JsonDict = {"name": "m", "folder": None, "weights_hash": "e", "context_tokens": None}
+    old = shard_of(tmp_path / "old", ask(4, LABELS["multi"]))
+    run_shard(old, echo, weights, GpusConfig(wait_minutes=0), 1)
+    new = replace(shard_of(tmp_path / "new", ask(4, LABELS["multi"])), left_behind=(old.journal,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "open_engine", None)
+        run_shard(new, echo, weights, GpusConfig(wait_minutes=0), 1)
+    assert new.part.read_bytes() == old.part.read_bytes()
+    assert all(len(line["label_logprobs"]) == 3 for line in read_jsonl(new.part))
+
+
+def test_labels_travel_into_the_shards_and_what_does_not_fit_is_refused_there(folder: Path, tmp_path: Path) -> None:
+    requests = ask(6, LABELS["shared"])
+    write_sealed(tmp_path / "requests.jsonl", map(request_to_json, requests))
+    spec = ModelSpec(name="m", model=ModelConfig.model_validate({"source": str(folder)}))
+    weights = {"name": "m", "folder": str(folder), "weights_hash": "h", "dtype": "float32"}
+    longest = max(engine_of(folder).prompt_tokens(requests))
+    fits = weights | {"context_tokens": longest}
+    split(tmp_path / "requests.jsonl", tmp_path / "shards", 1, spec, fits)
+    lines = list(read_jsonl(tmp_path / "shards" / "1-of-1.jsonl"))
+    assert [request_from_json(line) for line in lines] == requests
+    assert max(line["prompt_tokens"] for line in lines) == longest
+    said = rf"longest has {longest} tokens with its longest label, and the context has {longest - 1}; .*on_overflow"
+    with pytest.raises(UserError, match=said):
+        split(tmp_path / "requests.jsonl", tmp_path / "other", 1, spec, weights | {"context_tokens": longest - 1})
+
+
+# ---- a real vocabulary
+
+
+@pytest.mark.model
+def test_the_real_models_likelihoods_are_those_of_passes_of_their_own(smollm2_folder: Path) -> None:
+    model = ModelConfig.model_validate({"source": str(smollm2_folder), "dtype": "float32"})
+    engine = StaticEngine(smollm2_folder, model, 8192, on_gpu=False, log=LOGGED.append)
+    texts = ["Is Paris the capital of France? Answer yes or no.", "Is water dry?", "Name a color. " * 20]
+    sets = [("Yes", "No"), ("yes, it is", "no, it is not", "no"), ("\nred", "blue-green", "Antidisestablishment")]
+    requests = [
+        Request(f"r{n}", 0, "", (Message(role="user", content=text),), SAMPLING, labels)
+        for n, (text, labels) in enumerate(zip(texts, sets, strict=True))
+    ]
+    found = scores(engine, requests)
+    for request in requests[:2]:
+        assert found[request.id] == pytest.approx(naive(engine, request), abs=1e-4)
+    # "\n" merges with the line end of the generation prompt: there all labels count from before it
+    (asked,) = tokenize(requests[2:], engine._chat)
+    start = len(asked.prompt)
+    for ids, score in zip(asked.labels, found["r2"], strict=True):
+        whole = [*asked.prompt, *ids]
+        with torch.inference_mode():
+            logs = torch.log_softmax(engine._model(input_ids=torch.tensor([whole])).logits[0].float(), -1)
+        assert score == pytest.approx(
+            sum(logs[place - 1, whole[place]].item() for place in range(start, len(whole))), abs=1e-4
+        )

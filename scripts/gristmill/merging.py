@@ -155,7 +155,8 @@ def _rid(line: JsonDict) -> RequestId:
 
 
 def _request_columns(request: JsonDict) -> JsonDict:
-    return {name: request[name] for name in ("id", "sample", "variant", "messages", "reference", "row")}
+    names = ("id", "sample", "variant", "messages", "reference", "row", "labels")
+    return {name: request[name] for name in names if name in request or name != "labels"}
 
 
 def _diagnose(rid: RequestId, heads: Iterable[_Head], parts: Sequence[Path]) -> str:

@@ -77,7 +77,13 @@ class VllmEngine:
         return [asked.tokens for asked in tokenize(requests, self._chat)]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
-        """Answer the requests, begun in their order, each given as it ends."""
+        """Answer the requests, begun in their order, each given as it ends.
+
+        Raises:
+            UserError: a request asks for the likelihood of labels, or vLLM refuses one.
+        """
+        if labelled := next((request for request in requests if request.labels), None):
+            raise UserError(f"{labelled.rid}: vllm gives no likelihood of labels; set models.*.engine: auto or static")
         for start in range(0, len(requests), FEED_ROWS):
             if self._stopped:
                 break
@@ -118,12 +124,14 @@ class VllmEngine:
         """Hand a row to vLLM, which queues it."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         settings = sampling_arguments(item.request, self._stop_ids)
-        params = SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
         number = next(self._numbers)
         try:
+            if schema := item.request.sampling.json_schema:
+                settings["structured_outputs"] = StructuredOutputsParams(json=schema)
+            params = SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
             self._engine.add_request(number, tokens_input(item.ids), params)
         except ValueError as error:
             raise UserError(f"{item.request.rid}: vllm refuses it: {_first_line(error)}; correct the row") from error
