@@ -20,6 +20,7 @@ from gristmill.engines.loading import idle_gpus, load_model, placement
 from gristmill.engines.prepared import Prepared, by_sampling, prepare
 from gristmill.engines.static.decodable import obstacle
 from gristmill.engines.static.decoding import DecodeLoop
+from gristmill.engines.static.grammar import Grammar
 from gristmill.engines.static.likelihood import likelihoods
 from gristmill.engines.static.loaded import Loaded
 from gristmill.engines.static.token_budget import TokenBudget, release_memory
@@ -85,11 +86,13 @@ class StaticEngine:
 
     def _answer_alike(self, items: list[Prepared]) -> Iterator[Outcome]:
         """Items of one sampling setting, longest first."""
-        loaded = self._loaded()
+        loaded = self._loaded(items[0].request.sampling.json_schema)
         if self._obstacle:
             return answer_in_batches(loaded, items, lambda: self._stopped)
         return DecodeLoop(loaded, items, lambda: self._stopped).outcomes()
 
-    def _loaded(self) -> Loaded:
+    def _loaded(self, json_schema: str = "") -> Loaded:
         timeout_s = self._config.timeout_seconds
-        return Loaded(self._model, self._chat, self.dtype, timeout_s, self._on_gpu, self._budget)
+        tokens = self._model.config.get_text_config().vocab_size
+        grammar = Grammar(json_schema, self._chat, tokens) if json_schema else None
+        return Loaded(self._model, self._chat, self.dtype, timeout_s, self._on_gpu, self._budget, grammar)
