@@ -130,6 +130,15 @@ def test_a_sampled_answer_is_known_to_the_engines_that_draw_alike() -> None:
     assert len({key_of(engine, 0.7) for engine in ("static", "auto", "echo")}) == 3
 
 
+def test_a_document_by_a_schema_is_known_to_the_engines_that_write_it_alike_and_a_likelihood_to_all() -> None:
+    schema = replace(SAMPLING, temperature=0.0, json_schema='{"type":"object"}')
+    labelled = replace(REQUEST, labels=("yes", "no"))
+    engines = ("static", "continuous", "vllm", "auto")
+    assert len({key(replace(REQUEST, sampling=schema), model=model(engine=engine)) for engine in engines}) == 3
+    assert len({key(labelled, model=model(engine=engine)) for engine in engines}) == 1
+    assert key(labelled, model=model(engine="echo")) != key(labelled)
+
+
 @pytest.mark.parametrize("name", ["4bit", "8bit"])
 def test_a_short_name_of_a_quantization_is_known_by_the_settings_it_stands_for(name: str) -> None:
     written = dict(keys.QUANTIZATION[name])

@@ -59,8 +59,8 @@ def completion_to_json(completion: Completion) -> JsonDict:
 def completion_from_json(line: Any) -> Completion:
     """Read an answer line; other columns (key) are left alone."""
     likelihood = line.get("label_logprobs")
-    columns = [line[name] for name in _COMPLETION_COLUMNS]
-    return Completion(*columns, label_logprobs=None if likelihood is None else tuple(likelihood))
+    columns = {name: line[name] for name in _COMPLETION_COLUMNS}
+    return Completion(**columns, label_logprobs=None if likelihood is None else tuple(likelihood))
 
 
 def failure_to_json(failure: Failure) -> JsonDict:

@@ -133,7 +133,7 @@ class VllmEngine:
                 settings["structured_outputs"] = StructuredOutputsParams(json=schema)
             params = SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
             self._engine.add_request(number, tokens_input(item.ids), params)
-        except ValueError as error:
+        except _refusals() as error:
             raise UserError(f"{item.request.rid}: vllm refuses it: {_first_line(error)}; correct the row") from error
         self._rows[number] = item
 
@@ -281,6 +281,15 @@ def _start(settings: JsonDict) -> Any:
             f"vllm cannot start with this model: {_first_line(error)}; see docs/troubleshooting.md, or set "
             "models.*.engine: static"
         ) from error
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """How vLLM says that it does not take a request; of its own kind since 0.32, before that a ValueError."""
+    try:
+        from vllm.exceptions import VLLMValidationError
+    except ImportError:
+        return (ValueError,)
+    return (ValueError, VLLMValidationError)
 
 
 def _gpus() -> int:
