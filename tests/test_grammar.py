@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from conftest import Project, echo_config
 from test_decoding import LOGGED, TINY, engine_of, told, watched
 
 from gristmill.codec import request_from_json, request_to_json, sampling_to_json
@@ -228,6 +229,18 @@ def test_echo_refuses_a_schema_that_it_cannot_follow() -> None:
     odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^x$"}}, "required": ["a"]}
     with pytest.raises(UserError, match="echo writes no document for a json_schema with pattern; take a simpler one"):
         list(EchoEngine().generate(ask(1, sampling(odd))))
+
+
+def test_a_schema_in_the_config_comes_through_the_whole_workflow_in_its_order(project: Project) -> None:
+    runs = echo_config()["runs"]
+    runs["plain"]["sampling"] = {"json_schema": VERDICT}
+    project.write_config(echo_config(runs=runs))
+    project.done("results/report.html")
+    lines = project.lines("runs/plain/generations.jsonl")
+    assert len(lines) == 12
+    for line in lines:
+        jsonschema.validate(json.loads(line["text"]), VERDICT)
+        assert list(json.loads(line["text"])) == VERDICT["required"]
 
 
 # ---- a real vocabulary
