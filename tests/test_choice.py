@@ -110,6 +110,42 @@ def test_vllm_is_left_where_it_would_change_a_temperature_or_lay_layers_out(
     assert "vllm takes temperatures of 0 and of 0.01 to 2, not 3" in choose(hot).why
 
 
+SCHEMA = Sampling(8, json_schema='{"type":"object"}')
+
+
+def test_vllm_is_left_for_likelihoods_and_unless_it_is_named_for_schemas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice.vllm_limits, "why_not", lambda *_: None)
+    plain, named = setting(tmp_path), setting(tmp_path, engine="vllm")
+    assert (choose(plain).engine, choose(named).engine) == ("vllm", "vllm")
+    labelled = choose(dataclasses.replace(plain, labelled=True))
+    assert (labelled.engine, "vllm gives no likelihood of labels" in labelled.why) == ("continuous", True)
+    followed = choose(dataclasses.replace(plain, samplings={Sampling(8), SCHEMA}))
+    assert (followed.engine, "json_schema is not taken unasked" in followed.why) == ("continuous", True)
+    assert choose(dataclasses.replace(named, samplings={SCHEMA})).engine == "vllm"
+    said = "engine: vllm cannot be used: vllm gives no likelihood of labels; set engine: auto or static"
+    with pytest.raises(UserError, match=said):
+        choose(dataclasses.replace(named, labelled=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"labelled": True}, "the likelihood of labels needs the static"),
+        ({"samplings": {SCHEMA}}, "a json_schema needs"),
+    ],
+)
+def test_a_model_that_is_cut_over_gpus_has_no_static_engine_to_turn_to(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    found = choose(dataclasses.replace(setting(tmp_path, gpus=2), **changes))
+    assert (found.engine, reason in found.why) == ("static", True)
+    with pytest.raises(UserError, match=f"engine: continuous cannot be used: {reason}"):
+        choose(dataclasses.replace(setting(tmp_path, gpus=2, engine="continuous"), **changes))
+    assert choose(dataclasses.replace(setting(tmp_path), **changes)).engine == "continuous"
+
+
 def test_an_older_card_has_no_flash_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "capability", lambda: (7, 5))
     assert "compute capability 8.0, and this GPU has 7.5" in choose(setting(tmp_path)).why

@@ -275,6 +275,38 @@ def test_a_repetition_penalty_goes_to_the_static_engine_and_is_told(engine: Cont
     assert said[0].startswith("2 rows go to the static engine: continuous batching has no repetition_penalty")
 
 
+def labelled(items: Sequence[countdown.Item]) -> list[Request]:
+    return [dataclasses.replace(request, sample=1, labels=(" c3", " c5")) for request in ask(GREEDY, items)]
+
+
+def test_likelihoods_and_schemas_are_asked_of_the_static_engine_and_that_is_told(engine: ContinuousEngine) -> None:
+    said: list[str] = []
+    engine._log = said.append
+    found = {outcome.rid: outcome for outcome in engine.generate([*ask(GREEDY, ITEMS[:3]), *labelled(ITEMS[:3])])}
+    assert [line for line in said if "go to" in line] == [
+        "3 rows go to the static engine: continuous batching has no likelihood of labels"
+    ]
+    for request, expected in zip(labelled(ITEMS[:3]), engine._static.generate(labelled(ITEMS[:3])), strict=True):
+        assert isinstance(expected, Completion)
+        answer, plain = found[expected.rid], found[request.rid._replace(sample=0)]
+        assert isinstance(answer, Completion)
+        assert answer.label_logprobs == pytest.approx(expected.label_logprobs, abs=1e-4)
+        assert isinstance(plain, Completion)
+        assert plain.label_logprobs is None
+    with pytest.raises(UserError, match="json_schema"):  # of countdowns there are none; the static engine says so
+        list(engine.generate(ask(dataclasses.replace(GREEDY, json_schema='{"type":"nonsense"}'), ITEMS[:1])))
+    assert said[-1] == "1 rows go to the static engine: continuous batching has no json_schema"
+
+
+def test_a_model_that_is_cut_has_no_likelihood_and_the_next_step_is_named(engine: ContinuousEngine) -> None:
+    engine._ranks = object()  # type: ignore[assignment]
+    try:
+        with pytest.raises(UserError, match="likelihood of labels needs the static engine; set parallel: layers"):
+            list(engine.generate(labelled(ITEMS[:1])))
+    finally:
+        engine._ranks = None
+
+
 def test_a_prompt_that_is_too_long_is_skipped_or_shortened_as_the_policy_says(engine: ContinuousEngine) -> None:
     long = max(ITEMS, key=lambda item: len(item.prompt.split()))
     engine._context_tokens = GREEDY.max_new_tokens + len(long.prompt.split()) - 1

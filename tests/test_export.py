@@ -164,3 +164,17 @@ def test_another_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"generations\.xlsx is neither \.csv nor \.parquet"):
         exported(tmp_path, ".xlsx", [line(1)])
     assert [path.name for path in tmp_path.iterdir()] == ["generations.jsonl"]
+
+
+def test_likelihoods_are_columns_where_there_are_any_as_json_text(tmp_path: Path) -> None:
+    labels = ["yes", "né, \ud800"]
+    skipped = line(1, None, labels=labels)
+    lines = [line(0, "yes", labels=labels, label_logprobs=[-0.1, -25.000000000000004]), skipped]
+    for suffix, read, missing in ((".csv", read_csv, ""), (".parquet", read_parquet, None)):
+        first, second = read(exported(tmp_path, suffix, lines))
+        assert (json.loads(first["labels"]), json.loads(first["label_logprobs"])) == (
+            labels,
+            [-0.1, -25.000000000000004],
+        )
+        assert (json.loads(second["labels"]), second["label_logprobs"]) == (labels, missing)
+        assert list(read(exported(tmp_path, suffix, [line(0)]))[0]) == list(COLUMNS)

@@ -42,6 +42,17 @@ def test_a_key_is_32_hex_digits_and_stays_the_same() -> None:
     assert key() == key(replace(REQUEST), MODEL.model_copy())
 
 
+def test_the_keys_of_requests_without_labels_and_schema_are_those_of_before_there_were_any() -> None:
+    greedy = replace(REQUEST, sampling=replace(SAMPLING, temperature=0.0))
+    assert key() == "182f5f9e974e7c081802cf0f0d02d29e"
+    assert key(greedy, overflowed=50) == "d25d17ed8ef1d2a45c51a8be38911856"
+
+
+def test_other_labels_and_another_order_of_them_are_other_questions() -> None:
+    orders = [("yes", "no"), ("no", "yes"), ("yes",), ()]
+    assert len({key(replace(REQUEST, labels=labels)) for labels in orders}) == 4
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -54,6 +65,7 @@ def test_a_key_is_32_hex_digits_and_stays_the_same() -> None:
         {"stop": ("x", "y")},
         {"stop": ()},
         {"seed": 2},
+        {"json_schema": '{"type":"object"}'},
     ],
     ids=str,
 )
@@ -62,7 +74,7 @@ def test_each_sampling_setting_changes_the_key(change: dict[str, Any]) -> None:
 
 
 def test_every_sampling_setting_is_tried_above() -> None:
-    tried = {"max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop", "seed"}
+    tried = {"max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop", "seed", "json_schema"}
     assert set(Sampling.__dataclass_fields__) == tried
 
 
@@ -75,6 +87,7 @@ def test_every_sampling_setting_is_tried_above() -> None:
         {"messages": ({"role": "user", "content": "Why? "},)},
         {"messages": ({"role": "system", "content": "Why?"},)},
         {"messages": ({"role": "user", "content": "Wh"}, {"role": "user", "content": "y?"})},
+        {"labels": ("yes", "no")},
     ],
     ids=str,
 )
@@ -115,6 +128,15 @@ def test_a_greedy_answer_is_known_whatever_engine_gave_it() -> None:
 def test_a_sampled_answer_is_known_to_the_engines_that_draw_alike() -> None:
     assert key_of("static", 0.7) == key_of("continuous", 0.7)
     assert len({key_of(engine, 0.7) for engine in ("static", "auto", "echo")}) == 3
+
+
+def test_a_document_by_a_schema_is_known_to_the_engines_that_write_it_alike_and_a_likelihood_to_all() -> None:
+    schema = replace(SAMPLING, temperature=0.0, json_schema='{"type":"object"}')
+    labelled = replace(REQUEST, labels=("yes", "no"))
+    engines = ("static", "continuous", "vllm", "auto")
+    assert len({key(replace(REQUEST, sampling=schema), model=model(engine=engine)) for engine in engines}) == 3
+    assert len({key(labelled, model=model(engine=engine)) for engine in engines}) == 1
+    assert key(labelled, model=model(engine="echo")) != key(labelled)
 
 
 @pytest.mark.parametrize("name", ["4bit", "8bit"])

@@ -326,6 +326,19 @@ def test_a_row_over_its_time_fails_and_one_that_does_not_fit_is_skipped(facts: d
 
 
 @real
+def test_an_answer_follows_its_schema_and_what_vllm_cannot_give_is_one_line(facts: dict[str, Any]) -> None:
+    assert len(facts["schema"]) == 4
+    for row in facts["schema"]:
+        document = json.loads(row["text"])
+        assert (list(document), row["finish_reason"]) == (["capital", "sure"], "stop")
+        assert isinstance(document["sure"], bool)
+        assert len(document["capital"]) <= 20
+    schema, labels = facts["refused"]
+    assert re.match(r"r0#0: vllm refuses it: .*; correct the row$", schema)
+    assert labels == "r0#0: vllm gives no likelihood of labels; set models.*.engine: auto or static"
+
+
+@real
 def test_after_a_signal_the_rows_in_flight_end_and_no_other_begins(facts: dict[str, Any]) -> None:
     assert len(facts["stopped"]) == len(set(facts["stopped"])) == 4
 

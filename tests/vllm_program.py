@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from gristmill.engines import open_engine
 from gristmill.engines.vllm import engine as vllm
 from gristmill.engines.vllm.engine import VllmEngine
 from gristmill.engines.vllm.limits import why_not
+from gristmill.errors import UserError
 from gristmill.types import Message, Outcome, Request, Sampling
 
 QUESTIONS = (
@@ -33,6 +34,12 @@ QUESTIONS = (
     "Who wrote Hamlet?",
 )
 GREEDY = Sampling(max_new_tokens=40)
+SCHEMA = {
+    "type": "object",
+    "properties": {"capital": {"type": "string", "maxLength": 20}, "sure": {"type": "boolean"}},
+    "required": ["capital", "sure"],
+    "additionalProperties": False,
+}
 WARM = Sampling(max_new_tokens=12, temperature=1.0, top_p=0.95, top_k=50, seed=1)
 
 
@@ -53,6 +60,12 @@ def main(folder: Path, broken: Path) -> dict[str, Any]:
     facts["warm_other"] = timed(engine, ask(QUESTIONS, Sampling(**{**asdict(WARM), "seed": 2})))
     facts["cut"] = timed(engine, ask(QUESTIONS[:1], Sampling(max_new_tokens=2)))
     facts["window"] = most_at_once(engine, ask(QUESTIONS * 2, Sampling(max_new_tokens=24)))
+    schema = Sampling(max_new_tokens=80, json_schema=json.dumps(SCHEMA))
+    facts["schema"] = timed(engine, ask(QUESTIONS[:4], schema))
+    facts["refused"] = [
+        refusal(engine, ask(QUESTIONS[:1], Sampling(max_new_tokens=4, json_schema='{"type": "nonsense"}'))),
+        refusal(engine, [replace(ask(QUESTIONS[:1], GREEDY)[0], labels=("A", "B"))]),
+    ]
     facts["slow"] = timed(
         with_settings(engine, timeout_seconds=0.3), ask(QUESTIONS[5:6], Sampling(max_new_tokens=2000))
     )
@@ -87,6 +100,14 @@ def timed(engine: VllmEngine, requests: Sequence[Request]) -> list[dict[str, Any
 
 def described(outcome: Outcome) -> dict[str, Any]:
     return asdict(outcome)
+
+
+def refusal(engine: VllmEngine, requests: Sequence[Request]) -> str:
+    """What the engine says when it does not take the requests."""
+    try:
+        return f"it answered {list(engine.generate(requests))}"
+    except UserError as error:
+        return str(error)
 
 
 def with_settings(engine: VllmEngine, context_tokens: int | None = None, **settings: Any) -> VllmEngine:

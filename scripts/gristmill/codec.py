@@ -1,4 +1,8 @@
-"""Domain values to and from the JSON lines of requests, parts and journals: one place where the column names stand."""
+"""Domain values to and from the JSON lines of requests, parts and journals: one place where the column names stand.
+
+Columns of a question that is rarely asked (labels, label_logprobs, json_schema) stand only in lines that have them, so
+that other requests keep their keys and other answers their lines.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,34 @@ from typing import Any
 from gristmill.types import Completion, Failure, JsonDict, Request, Sampling
 
 #: dataclasses.asdict copies every value deeply, which takes longer than writing the line.
-_SAMPLING_COLUMNS = tuple(Sampling.__dataclass_fields__)
-_COMPLETION_COLUMNS = tuple(Completion.__dataclass_fields__)
+_SAMPLING_COLUMNS = tuple(name for name in Sampling.__dataclass_fields__ if name != "json_schema")
+_COMPLETION_COLUMNS = tuple(name for name in Completion.__dataclass_fields__ if name != "label_logprobs")
 _FAILURE_COLUMNS = tuple(Failure.__dataclass_fields__)
 
 
 def request_to_json(request: Request) -> JsonDict:
     """The columns of a request line."""
-    return {
+    line: JsonDict = {
         "id": request.id,
         "sample": request.sample,
         "variant": request.variant,
         "messages": list(request.messages),
         "sampling": sampling_to_json(request.sampling),
     }
+    return line | ({"labels": list(request.labels)} if request.labels else {})
 
 
 def sampling_to_json(sampling: Sampling) -> JsonDict:
     """The `sampling` column of a request line."""
-    return {**_columns(sampling, _SAMPLING_COLUMNS), "stop": list(sampling.stop)}
+    schema = {"json_schema": sampling.json_schema} if sampling.json_schema else {}
+    return {**_columns(sampling, _SAMPLING_COLUMNS), "stop": list(sampling.stop), **schema}
 
 
 def request_from_json(line: Any) -> Request:
     """Read a request line; other columns (reference, row, prompt_tokens) are left alone."""
     sampling = _sampling(**{**line["sampling"], "stop": tuple(line["sampling"]["stop"])})
-    return Request(line["id"], line["sample"], line["variant"], tuple(line["messages"]), sampling)
+    labels = tuple(line.get("labels", ()))
+    return Request(line["id"], line["sample"], line["variant"], tuple(line["messages"]), sampling, labels)
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # typed: 1 and 1.0 are two values in a key
@@ -43,12 +50,17 @@ def _sampling(**values: Any) -> Sampling:
 
 def completion_to_json(completion: Completion) -> JsonDict:
     """The columns of an answer; a skipped prompt has text null."""
-    return _columns(completion, _COMPLETION_COLUMNS)
+    likelihood = completion.label_logprobs
+    return _columns(completion, _COMPLETION_COLUMNS) | (
+        {} if likelihood is None else {"label_logprobs": list(likelihood)}
+    )
 
 
 def completion_from_json(line: Any) -> Completion:
     """Read an answer line; other columns (key) are left alone."""
-    return Completion(*[line[name] for name in _COMPLETION_COLUMNS])
+    likelihood = line.get("label_logprobs")
+    columns = {name: line[name] for name in _COMPLETION_COLUMNS}
+    return Completion(**columns, label_logprobs=None if likelihood is None else tuple(likelihood))
 
 
 def failure_to_json(failure: Failure) -> JsonDict:

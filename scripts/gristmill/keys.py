@@ -6,7 +6,8 @@
   quantization as they are in force, not as they are written.
 - Attention kernels, device_map, GPUs, batch sizes and, for greedy answers, the engine stay out: they change the order
   of additions and so the last bits, as the neighbours in a batch do, and an answer that depends on those bits was never
-  repeatable. A sampled answer names the family of engines that draw alike.
+  repeatable. A sampled answer names the family of engines that draw alike, and so does one that follows a JSON Schema:
+  static and continuous write the same white space.
 - The overflow policy enters only for a prompt that does not fit, so that changing it asks only those rows again.
 """
 
@@ -95,7 +96,8 @@ class RequestKeys:
             overflowed: the context that prompt and max_new_tokens exceed; None when they fit.
         """
         policy = None if overflowed is None else [self._policy, overflowed]
-        total = (self._sampled if request.sampling.temperature > 0 else self._greedy).copy()
+        own = request.sampling.temperature > 0 or request.sampling.json_schema
+        total = (self._sampled if own and not request.labels else self._greedy).copy()
         total.update(canonical(policy) + b',"request":' + canonical(request_to_json(request)) + b"}")
         return total.hexdigest()[:32]
 

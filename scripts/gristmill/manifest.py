@@ -14,7 +14,7 @@ from gristmill import GENERATION_VERSION, __version__, journal
 from gristmill.config.specs import ModelSpec
 from gristmill.types import FAILURE_REASONS, JsonDict
 
-PACKAGES = ("torch", "transformers", "vllm", "accelerate", "snakemake", "pandas", "nvidia-ml-py")
+PACKAGES = ("torch", "transformers", "vllm", "llguidance", "accelerate", "snakemake", "pandas", "nvidia-ml-py")
 
 
 @dataclass(slots=True)

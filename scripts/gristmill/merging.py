@@ -115,6 +115,8 @@ _ANSWER_COLUMNS = (
     "seconds",
     "key",
 )
+#: Only in the answers to requests with labels.
+_LIKELIHOOD = "label_logprobs"
 
 
 class _Head:
@@ -133,6 +135,8 @@ class _Head:
             line = line if line is _END else checked(line)
             self.rid = None if line is _END else _rid(line)
             self.answer = {} if line is _END else {name: line[name] for name in _ANSWER_COLUMNS}
+            if line is not _END and _LIKELIHOOD in line:
+                self.answer[_LIKELIHOOD] = line[_LIKELIHOOD]
         except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnusableParts(f"{self.path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}") from error
 
@@ -151,7 +155,8 @@ def _rid(line: JsonDict) -> RequestId:
 
 
 def _request_columns(request: JsonDict) -> JsonDict:
-    return {name: request[name] for name in ("id", "sample", "variant", "messages", "reference", "row")}
+    names = ("id", "sample", "variant", "messages", "reference", "row", "labels")
+    return {name: request[name] for name in names if name in request or name != "labels"}
 
 
 def _diagnose(rid: RequestId, heads: Iterable[_Head], parts: Sequence[Path]) -> str:

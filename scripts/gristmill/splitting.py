@@ -31,7 +31,7 @@ from gristmill.weights import weights_folder
 
 #: Requests that are tokenized and held at once.
 CHUNK = 1000
-_SHARD_COLUMNS = ("id", "sample", "variant", "messages", "sampling")
+_SHARD_COLUMNS = ("id", "sample", "variant", "messages", "sampling", "labels")
 
 
 def split(
@@ -59,7 +59,7 @@ def split(
         names = [temporary / f"{shard}-of-{shards}.jsonl" for shard in range(1, shards + 1)]
         handles = [stack.enter_context(open(name, "wb")) for name in names]
         for line, tokens, shard in zip(read_jsonl(requests), lengths, assignment, strict=True):
-            columns = {name: line[name] for name in _SHARD_COLUMNS} | {"prompt_tokens": tokens}
+            columns = {name: line[name] for name in _SHARD_COLUMNS if name in line} | {"prompt_tokens": tokens}
             handles[shard].write(dumps(with_checksum(columns)) + b"\n")
         for handle in handles:
             handle.flush()
@@ -69,7 +69,7 @@ def split(
 
 
 def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
-    """Prompt tokens of every request, refusing what does not fit."""
+    """Prompt tokens of every request, those of the longest label included, refusing what does not fit."""
     count = _token_counter(model, weights)
     limit = context_limit(model, weights)
     lengths: list[int] = []
@@ -91,8 +91,8 @@ def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
 def _refuse_surrogates(batch: Sequence[Request]) -> None:
     """A lone surrogate is JSON and stays in the files, but has no UTF-8 form, and tokenizers raise a TypeError."""
     for request in batch:
-        for message in request.messages:
-            if half := LONE_SURROGATE.search(message["content"]):
+        for text in (*(message["content"] for message in request.messages), *request.labels):
+            if half := LONE_SURROGATE.search(text):
                 raise UserError(
                     f"{request.rid}: the prompt holds {half[0]!r}, half of a surrogate pair, which no tokenizer reads; "
                     "correct the row"
@@ -124,9 +124,10 @@ def _token_counter(model: ModelConfig, weights: JsonDict) -> Callable[[Sequence[
 
         return EchoEngine().prompt_tokens
     from gristmill.engines.chat import ChatEncoder
+    from gristmill.engines.tokens import tokenize
 
     encoder = ChatEncoder(weights_folder(weights), model)
-    return lambda requests: [len(ids) for ids in encoder.encode([request.messages for request in requests])]
+    return lambda requests: [asked.tokens for asked in tokenize(requests, encoder)]
 
 
 def _chunks(lines: Iterator[JsonDict]) -> Iterator[list[JsonDict]]:

@@ -48,6 +48,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int = 0
+    #: A JSON Schema as JSON text, which the answer follows; its properties come in the schema's order. "": none.
+    json_schema: str = ""
 
 
 class RequestId(NamedTuple):
@@ -63,13 +65,23 @@ class RequestId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One rendered prompt for a model."""
+    """One rendered prompt for a model: for an answer or, with `labels`, for the likelihood of each of them.
+
+    The likelihood of a label is log P(label | prompt): the sum of the natural log probabilities, a softmax over the
+    whole vocabulary in float32, of the label's tokens after the prompt. The prompt is the chat through its template,
+    generation prompt included; a label's tokens are those by which prompt and label, tokenized as one text, differ from
+    the prompt tokenized alone. Where a label merges with the prompt's last tokens, all of the request's labels are
+    counted from the first of those, so that they stay comparable. There is no normalization by length. exp of it is the
+    label's mass; what is missing in their sum to 1 is the mass of everything else.
+    """
 
     id: str
     sample: int
     variant: str
     messages: tuple[Message, ...]
     sampling: Sampling
+    #: Not empty: nothing is generated, and what is asked for is log P(label | prompt) of each.
+    labels: tuple[str, ...] = ()
 
     @property
     def rid(self) -> RequestId:
@@ -79,7 +91,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A model's answer to one request."""
+    """A model's answer to one request; to one with labels, the most likely label (the first of equal ones)."""
 
     id: str
     sample: int
@@ -92,6 +104,8 @@ class Completion:
     seconds: float
     #: How many prompt tokens were cut to make the prompt fit the context (0: none; see models.*.on_overflow).
     prompt_cut_tokens: int = 0
+    #: log P(label | prompt) in the order of the request's labels (see Request); None where none was asked for.
+    label_logprobs: tuple[float, ...] | None = None
 
     @property
     def rid(self) -> RequestId:
@@ -124,7 +138,7 @@ class Engine(Protocol):
     name: str
 
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
-        """Each request's prompt length in tokens, chat template included, before any shortening."""
+        """Each request's prompt length in tokens, chat template and longest label included, before any shortening."""
         ...
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from gristmill.merging import allowed, part_line
 from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
 from gristmill.stopping import Stop, interruptible
-from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request, RequestId, Sampling
+from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request, RequestId
 from gristmill.weights import require_prepared
 
 
@@ -171,7 +171,7 @@ def _answer(job: _Job, requests: dict[str, Request], known: dict[str, Completion
         if not missing:
             return []
         start = time.monotonic()
-        engine, why = _open(job, bool(devices), {request.sampling for request in missing.values()})
+        engine, why = _open(job, bool(devices), missing.values())
         load_s = time.monotonic() - start
         watch.loaded()
         log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
@@ -249,13 +249,14 @@ def _filled(config: GpusConfig) -> lease.Foreign:
     return lambda there: lease.filled(there, config.busy_memory_mib)
 
 
-def _open(job: _Job, on_gpu: bool, samplings: set[Sampling]) -> tuple[Engine, str]:
+def _open(job: _Job, on_gpu: bool, requests: Collection[Request]) -> tuple[Engine, str]:
     if job.model.engine != "echo":
         require_prepared(job.weights)
         import torch
 
         torch.set_num_threads(job.threads)
-    return open_engine(job.model, job.weights, on_gpu, log, samplings)
+    samplings, labelled = {request.sampling for request in requests}, any(request.labels for request in requests)
+    return open_engine(job.model, job.weights, on_gpu, log, samplings, labelled)
 
 
 def _worker_info(shard: Shard, engine: Engine, why: str, devices: list[Gpu]) -> JsonDict:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Annotated, Any, Literal
 
@@ -165,6 +166,28 @@ class SamplingConfig(Section):
     stop: list[Text] = Field([], description="Texts that end an answer; they are not part of it.")
     seed: int = Field(0, ge=0, description="Each row and sample derives its own seed from this one.")
     samples: int = Field(1, ge=1, description="Answers per row.")
+    json_schema: dict[str, Any] | None = Field(
+        None, description="A JSON Schema of type object that every answer follows, its properties in this order."
+    )
+
+    @field_validator("json_schema")
+    @classmethod
+    def _schema_is_of_an_object(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        if value.get("type") != "object":
+            raise ValueError(f"type is {value.get('type')!r}, and answers are objects; write type: object")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"it is no JSON ({error}); correct it") from error
+        return value
+
+    @model_validator(mode="after")
+    def _schema_has_no_stop(self) -> SamplingConfig:
+        if self.json_schema is not None and self.stop:
+            raise ValueError(f"stop {self.stop[0]!r} would cut the document of json_schema, which ends itself; drop it")
+        return self
 
     @model_validator(mode="after")
     def _samples_differ(self) -> SamplingConfig:
@@ -174,8 +197,10 @@ class SamplingConfig(Section):
 
     def for_requests(self) -> Sampling:
         """The part that travels with every request."""
-        values = self.model_dump(exclude={"samples", "stop"})
-        return Sampling(**values, stop=tuple(self.stop))
+        values = self.model_dump(exclude={"samples", "stop", "json_schema"})
+        # Not sorted: an answer's properties come in the schema's order.
+        schema = "" if self.json_schema is None else json.dumps(self.json_schema, separators=(",", ":"))
+        return Sampling(**values, stop=tuple(self.stop), json_schema=schema)
 
 
 class RunConfig(Section):

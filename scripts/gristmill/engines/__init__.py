@@ -15,6 +15,7 @@ def open_engine(
     on_gpu: bool,
     log: Callable[[str], None],
     samplings: Collection[Sampling] = (),
+    labelled: bool = False,
 ) -> tuple[Engine, str]:
     """Load the model with the engine its config names, or the one that `auto` picks.
 
@@ -24,6 +25,7 @@ def open_engine(
         on_gpu: whether the job holds GPUs.
         log: takes messages.
         samplings: the sampling settings of the requests to come.
+        labelled: whether some of them ask for the likelihood of labels.
 
     Returns:
         The engine, and why it was picked.
@@ -39,7 +41,7 @@ def open_engine(
     from gristmill.engines.choice import Setting, choose
 
     folder = Path(weights["folder"])
-    choice = choose(Setting(folder, model, weights, _gpus() if on_gpu else 0, samplings))
+    choice = choose(Setting(folder, model, weights, _gpus() if on_gpu else 0, samplings, labelled))
     if choice.engine == "continuous":
         from gristmill.engines.continuous.engine import ContinuousEngine
 

@@ -52,7 +52,7 @@ def first_end(row: Sequence[int], chat: ChatEncoder) -> int | None:
 
 def out_of_memory(item: Prepared) -> Failure:
     """A row that does not fit even alone."""
-    new = item.request.sampling.max_new_tokens
+    new = item.tokens - len(item.ids)
     return _failure(item, "out_of_memory", f"a batch of one row with {len(item.ids)} prompt tokens and {new} new ones")
 
 
@@ -65,6 +65,12 @@ def timed_out(item: Prepared, tokens: int, limit_s: float | None) -> Failure:
 def not_finite(item: Prepared, step: int, dtype: str) -> Failure:
     """A row whose logits at a step (0-based) cannot be drawn from."""
     detail = f"the logits of new token {step + 1} are not finite in {dtype}; try dtype bfloat16 or float32"
+    return _failure(item, "non_finite_logits", detail)
+
+
+def likelihood_not_finite(item: Prepared, dtype: str) -> Failure:
+    """A row whose labels have no likelihood that is a number."""
+    detail = f"the log probability of a label is not finite in {dtype}; try dtype bfloat16 or float32"
     return _failure(item, "non_finite_logits", detail)
 
 

@@ -49,8 +49,11 @@ class ChatEncoder:
 
     def encode(self, chats: Sequence[Sequence[Message]]) -> list[list[int]]:
         """The prompt's token ids of each chat, ready for the model to go on."""
-        texts = [self.render(chat) for chat in chats]
-        encoded = self.tokenizer(texts, add_special_tokens=not self.has_template, return_attention_mask=False)
+        return self.encode_prompts([self.render(chat) for chat in chats])
+
+    def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of prompts that are rendered, with the special tokens that the template leaves to them."""
+        encoded = self.tokenizer(list(texts), add_special_tokens=not self.has_template, return_attention_mask=False)
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 

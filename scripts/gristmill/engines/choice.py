@@ -44,6 +44,13 @@ class Setting:
     #: GPUs of the worker; 0: it runs on the CPU.
     gpus: int
     samplings: Collection[Sampling]
+    #: Whether some requests ask for the likelihood of labels.
+    labelled: bool = False
+
+    @property
+    def has_schema(self) -> bool:
+        """Whether some answers must follow a JSON Schema."""
+        return any(sampling.json_schema for sampling in self.samplings)
 
 
 def choose(setting: Setting) -> Choice:
@@ -61,7 +68,7 @@ def choose(setting: Setting) -> Choice:
         if reason is not None:
             raise UserError(f"engine: {model.engine} cannot be used: {reason}; set engine: auto or static")
         return Choice(model.engine, f"the config says engine: {model.engine}", ranks)
-    if (no_vllm := _against_vllm(setting)) is None:
+    if (no_vllm := _vllm_unasked(setting) or _against_vllm(setting)) is None:
         return Choice("vllm", "auto: vllm is installed and knows the model")
     reason = _slower_on_a_cpu(setting) or _against_continuous(setting) or _unsure(setting)
     if reason is None:
@@ -74,6 +81,8 @@ def choose(setting: Setting) -> Choice:
 
 def _against_vllm(setting: Setting) -> str | None:
     """What vllm cannot do; it is imported only when nothing else speaks against it."""
+    if setting.labelled:
+        return "vllm gives no likelihood of labels"
     if setting.gpus > 1 and setting.model.parallel == "layers":
         return "vllm takes no layers that lie on several GPUs (parallel: layers)"
     low, high = TEMPERATURES
@@ -82,6 +91,11 @@ def _against_vllm(setting: Setting) -> str | None:
     ]:
         return f"vllm takes temperatures of 0 and of {low:g} to {high:g}, not {bad[0]:g}"
     return vllm_limits.why_not(setting.folder, setting.model, setting.gpus)
+
+
+def _vllm_unasked(setting: Setting) -> str | None:
+    """What vllm does otherwise than static, so that `auto` does not take it."""
+    return "vllm's grammar of a json_schema is not taken unasked" if setting.has_schema else None
 
 
 def _slower_on_a_cpu(setting: Setting) -> str | None:
@@ -108,6 +122,10 @@ def _continuous_reasons(setting: Setting) -> Iterator[str]:
             yield reason
         if any(sampling.repetition_penalty != 1.0 for sampling in setting.samplings):
             yield "a repetition_penalty needs the static engine, which cannot use a model that is cut"
+        if setting.labelled:
+            yield "the likelihood of labels needs the static engine, which cannot use a model that is cut"
+        if setting.has_schema:
+            yield "a json_schema needs the static engine, which cannot use a model that is cut"
     if setting.gpus:
         yield from _flash_reasons(setting, config)
 

@@ -1,6 +1,7 @@
 """Prompts that do not fit: found before any generation, and shortened only when the config asks for it.
 
-- A prompt fits when prompt and max_new_tokens together stay within the context.
+- A prompt fits when prompt and max_new_tokens together stay within the context. Where labels are asked about, nothing
+  is generated: the longest of them counts as part of the prompt.
 - truncate_left drops the oldest tokens, truncate_middle keeps the head (instructions) and the tail (the question's
   end). The first tokens of a template (begin of text, role header) are lost by truncate_left: prefer truncate_middle
   for chats.
@@ -20,7 +21,12 @@ Token = TypeVar("Token")
 
 def overflows(request: Request, prompt_tokens: int, context_tokens: int | None) -> bool:
     """Whether prompt and answer together exceed the context (None: no limit is known)."""
-    return context_tokens is not None and prompt_tokens + request.sampling.max_new_tokens > context_tokens
+    return context_tokens is not None and prompt_tokens + new_tokens(request) > context_tokens
+
+
+def new_tokens(request: Request) -> int:
+    """The most tokens that are generated for a request."""
+    return 0 if request.labels else request.sampling.max_new_tokens
 
 
 def refuse_empty(requests: Sequence[Request]) -> None:
@@ -46,7 +52,7 @@ def refuse_overflow(requests: Sequence[tuple[Request, int]], context_tokens: int
     too_long = [(request, tokens) for request, tokens in requests if overflows(request, tokens, context_tokens)]
     if not too_long:
         return
-    answer = max(request.sampling.max_new_tokens for request, _ in too_long)
+    answer = max(new_tokens(request) for request, _ in too_long)
     if answer >= context_tokens and model.on_overflow != "skip":
         raise UserError(
             f"max_new_tokens={answer} leaves no room for a prompt in a context of {context_tokens}; lower it"
@@ -55,6 +61,11 @@ def refuse_overflow(requests: Sequence[tuple[Request, int]], context_tokens: int
         longest = max(tokens for _, tokens in too_long)
         names = some([str(request.rid) for request, _ in too_long])
         count = "1 prompt does" if len(too_long) == 1 else f"{len(too_long)} prompts do"
+        if not answer:
+            raise UserError(
+                f"{count} not fit: the longest has {longest} tokens with its longest label, and the context has "
+                f"{context_tokens}; rows: {names}; set models.*.on_overflow to truncate_left, truncate_middle or skip"
+            )
         raise UserError(
             f"{count} not fit: the longest has {longest} tokens, and with max_new_tokens={answer} the context of "
             f"{context_tokens} leaves {context_tokens - answer}; rows: {names}; "

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
-from gristmill.engines.overflow import overflows, refuse_empty, shorten
+from gristmill.engines.overflow import new_tokens, overflows, refuse_empty, shorten
+from gristmill.engines.tokens import tokenize
 from gristmill.errors import UserError
 from gristmill.types import Completion, Request, Sampling
 
@@ -19,11 +20,13 @@ class Prepared:
     request: Request
     ids: list[int]
     cut_tokens: int
+    #: The token ids of the request's labels.
+    labels: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tokens(self) -> int:
-        """The most tokens that prompt and answer take together."""
-        return len(self.ids) + self.request.sampling.max_new_tokens
+        """The most tokens that prompt and answer, or label, take together."""
+        return len(self.ids) + new_tokens(self.request) + max(map(len, self.labels), default=0)
 
 
 def prepare(
@@ -34,21 +37,22 @@ def prepare(
     Raises:
         UserError: a prompt does not fit and the policy is `error`, or no room can be made.
     """
-    for request, ids in zip(requests, chat.encode([request.messages for request in requests]), strict=True):
+    for request, asked in zip(requests, tokenize(requests, chat), strict=True):
+        ids = asked.prompt
         if not ids:
             refuse_empty([request])
-        if not overflows(request, len(ids), context_tokens):
-            yield Prepared(request, ids, 0)
+        if not overflows(request, asked.tokens, context_tokens):
+            yield Prepared(request, ids, 0, asked.labels)
             continue
         assert context_tokens is not None
-        room = context_tokens - request.sampling.max_new_tokens
+        room = context_tokens - new_tokens(request) - (asked.tokens - len(ids))
         if model.on_overflow == "skip":
             yield Completion(request.id, request.sample, request.variant, None, "skipped", len(ids), 0, 0.0)
         elif model.on_overflow == "error" or room < 1:
             raise UserError(f"{request.rid}: {len(ids)} prompt tokens, but {room} fit; see models.*.on_overflow")
         else:
             kept = shorten(ids, room, model.on_overflow)
-            yield Prepared(request, kept, len(ids) - len(kept))
+            yield Prepared(request, kept, len(ids) - len(kept), asked.labels)
 
 
 def by_sampling(items: Sequence[Prepared]) -> list[list[Prepared]]:

@@ -3,7 +3,8 @@
 - The keys and values of all rows lie in pages; as many pages are made as the memory left after loading has room for.
 - Prompts that begin alike share their first pages. CUDA graphs and the fastest attention that is installed are used.
 - Every row has its own random stream and its own check for finite logits (rows.py), so that its answer does not depend
-  on its neighbours. What continuous batching cannot do (a repetition penalty) goes to the static engine.
+  on its neighbours. What continuous batching cannot do (a repetition penalty, a JSON Schema, the likelihood of labels)
+  goes to the static engine.
 - The manager runs in a thread of its own; this one meanwhile tokenizes the next rows and reads the finished ones.
 """
 
@@ -117,23 +118,18 @@ class ContinuousEngine:
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
         """Answer the requests, each as it ends."""
-        for same in _by_sampling(requests):
+        for same in _alike(requests):
             if self._stopped:
                 return
-            sampling = same[0].sampling
-            if sampling.repetition_penalty != 1.0 and self._ranks is not None:
-                raise UserError(
-                    f"repetition_penalty {sampling.repetition_penalty:g} needs the static engine; set parallel: layers"
-                )
-            if sampling.repetition_penalty != 1.0:
-                self._log(
-                    f"{len(same)} rows go to the static engine: continuous batching has no repetition_penalty "
-                    f"({sampling.repetition_penalty:g})"
-                )
+            lacking = _lacking(same[0])
+            if lacking is not None and self._ranks is not None:
+                raise UserError(f"{lacking} needs the static engine; set parallel: layers")
+            if lacking is not None:
+                self._log(f"{len(same)} rows go to the static engine: continuous batching has no {lacking}")
                 self._end()
                 yield from self._static.generate(same)
             else:
-                yield from self._with_less_memory_each_time(same, sampling)
+                yield from self._with_less_memory_each_time(same, same[0].sampling)
 
     def stop(self) -> None:
         """Take no more rows in; what runs goes on."""
@@ -337,9 +333,19 @@ def _seconds(result: Any) -> float:
     return float((ended if ended >= 0 else time.perf_counter()) - begun)
 
 
-def _by_sampling(requests: Sequence[Request]) -> list[list[Request]]:
-    """Requests grouped by their sampling settings, in order of appearance."""
-    groups: dict[Sampling, list[Request]] = {}
+def _alike(requests: Sequence[Request]) -> list[list[Request]]:
+    """Requests grouped by their sampling settings, those with labels apart, in order of appearance."""
+    groups: dict[tuple[Sampling, bool], list[Request]] = {}
     for request in requests:
-        groups.setdefault(request.sampling, []).append(request)
+        groups.setdefault((request.sampling, bool(request.labels)), []).append(request)
     return list(groups.values())
+
+
+def _lacking(request: Request) -> str | None:
+    """What a request needs and continuous batching does not have."""
+    if request.labels:
+        return "likelihood of labels"
+    if request.sampling.json_schema:
+        return "json_schema"
+    penalty = request.sampling.repetition_penalty
+    return None if penalty == 1.0 else f"repetition_penalty ({penalty:g})"

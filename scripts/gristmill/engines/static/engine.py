@@ -4,6 +4,7 @@
 - A batch is filled to a token budget (token_budget.py). An out-of-memory error halves it, and the smaller one is kept.
 - Rows leave a batch when they end and others take their place (decoding.py). A model whose cache or inputs do not allow
   that answers in whole batches through its own generate() (whole_batches.py); the log says so.
+- Requests with labels ask for likelihoods and generate nothing (likelihood.py).
 - Greedy answers in float32 do not depend on the batch; in bfloat16 they may, as in every batched engine.
 """
 
@@ -19,9 +20,12 @@ from gristmill.engines.loading import idle_gpus, load_model, placement
 from gristmill.engines.prepared import Prepared, by_sampling, prepare
 from gristmill.engines.static.decodable import obstacle
 from gristmill.engines.static.decoding import DecodeLoop
+from gristmill.engines.static.grammar import Grammar
+from gristmill.engines.static.likelihood import likelihoods
 from gristmill.engines.static.loaded import Loaded
 from gristmill.engines.static.token_budget import TokenBudget, release_memory
 from gristmill.engines.static.whole_batches import answer_in_batches
+from gristmill.engines.tokens import tokenize
 from gristmill.types import Completion, Outcome, Request
 
 
@@ -55,8 +59,8 @@ class StaticEngine:
         self.dtype = str(self._model.dtype).removeprefix("torch.")
 
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
-        """Tokens of each prompt, chat template included."""
-        return [len(ids) for ids in self._chat.encode([request.messages for request in requests])]
+        """Tokens of each prompt, chat template and longest label included."""
+        return [asked.tokens for asked in tokenize(requests, self._chat)]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
         """Answer the requests, longest first."""
@@ -66,7 +70,9 @@ class StaticEngine:
                 yield item
             else:
                 items.append(item)
-        for same in by_sampling(items):
+        if labelled := [item for item in items if item.labels]:
+            yield from likelihoods(self._loaded(), labelled, self._obstacle is None, lambda: self._stopped)
+        for same in by_sampling([item for item in items if not item.labels]):
             yield from self._answer_alike(sorted(same, key=lambda item: -item.tokens))
 
     def stop(self) -> None:
@@ -80,8 +86,13 @@ class StaticEngine:
 
     def _answer_alike(self, items: list[Prepared]) -> Iterator[Outcome]:
         """Items of one sampling setting, longest first."""
-        timeout_s = self._config.timeout_seconds
-        loaded = Loaded(self._model, self._chat, self.dtype, timeout_s, self._on_gpu, self._budget)
+        loaded = self._loaded(items[0].request.sampling.json_schema)
         if self._obstacle:
             return answer_in_batches(loaded, items, lambda: self._stopped)
         return DecodeLoop(loaded, items, lambda: self._stopped).outcomes()
+
+    def _loaded(self, json_schema: str = "") -> Loaded:
+        timeout_s = self._config.timeout_seconds
+        tokens = self._model.config.get_text_config().vocab_size
+        grammar = Grammar(json_schema, self._chat, tokens) if json_schema else None
+        return Loaded(self._model, self._chat, self.dtype, timeout_s, self._on_gpu, self._budget, grammar)

@@ -67,6 +67,10 @@ class GrowingLayer(DynamicLayer):
             joining.is_initialized = False
         self._show(width)
 
+    def cut_back(self, width: int) -> None:
+        """Forget the newest columns, all but so many; what comes next is written over them."""
+        self._show(width)
+
     def _grow(self, used: int, columns: int) -> None:
         for place, buffer in enumerate(self._buffers):
             room = _room(buffer, len(buffer), columns)
@@ -83,6 +87,12 @@ class GrowingLayer(DynamicLayer):
 def new_cache(config: Any, columns: int) -> Any:
     """An empty cache for a model of this config, with room for so many columns in each layer."""
     return Cache(layers=[GrowingLayer(columns) for _ in DynamicCache(config=config).layers])
+
+
+def cut_back(cache: Any, width: int) -> None:
+    """GrowingLayer.cut_back in every layer."""
+    for layer in cache.layers:
+        layer.cut_back(width)
 
 
 def rearrange(cache: Any, keep: torch.Tensor, drop: int, joining: Any, columns: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from gristmill.engines.answers import not_finite, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.prepared import Prepared
+from gristmill.engines.static.grammar import Grammar
 from gristmill.engines.static.token_budget import TokenBudget
 from gristmill.types import Outcome
 
@@ -24,6 +25,8 @@ class Loaded:
     timeout_s: float | None
     on_gpu: bool
     budget: TokenBudget
+    #: What the answers must follow (Sampling.json_schema).
+    grammar: Grammar | None = None
 
     @property
     def pad_id(self) -> int:

@@ -59,7 +59,7 @@ class RunningBatch:
         self._width = max(1, *self._used)  # a base model may be asked with no text at all
         self._cache = new_cache(model.config, max(columns, self._width))
         self._arguments[cache_argument(model)] = self._cache
-        self._next_token = NextToken(items[0].request.sampling, items)
+        self._next_token = NextToken(items[0].request.sampling, items, loaded.grammar)
         self._mask = self._new_mask(self._width)  # (B, C)
         padded = [[loaded.pad_id] * (self._width - len(item.ids)) + item.ids for item in items]
         positions = (self._mask.cumsum(dim=-1) - 1).clamp(min=0)  # (B, T)

@@ -14,6 +14,7 @@ from gristmill.engines.prepared import Prepared
 from gristmill.engines.row_sampler import RowSampler
 from gristmill.engines.static.deadline import Deadline
 from gristmill.engines.static.finite_rows import FiniteRows
+from gristmill.engines.static.grammar import GrammarProcessor
 from gristmill.engines.static.loaded import Loaded
 from gristmill.engines.static.token_budget import release_memory
 from gristmill.keys import row_seed
@@ -57,7 +58,7 @@ def _answer(loaded: Loaded, batch: Sequence[Prepared]) -> Iterator[Outcome]:
     device = loaded.model.device
     input_ids, mask = torch.tensor(padded, device=device), torch.tensor(masked, device=device)  # (B, T) each
     finite, deadline = FiniteRows(width), Deadline(loaded.timeout_s)
-    settings = _settings(loaded, batch[0].request.sampling, [item.request for item in batch], finite)
+    settings = _settings(loaded, batch[0].request.sampling, [item.request for item in batch], finite, width)
     with torch.inference_mode():
         output = loaded.model.generate(
             input_ids, attention_mask=mask, stopping_criteria=[deadline], **settings
@@ -69,7 +70,9 @@ def _answer(loaded: Loaded, batch: Sequence[Prepared]) -> Iterator[Outcome]:
         yield loaded.outcome(item, row, seconds, broken if spoiled else None, deadline.passed)
 
 
-def _settings(loaded: Loaded, sampling: Sampling, requests: Sequence[Request], finite: FiniteRows) -> dict[str, Any]:
+def _settings(
+    loaded: Loaded, sampling: Sampling, requests: Sequence[Request], finite: FiniteRows, width: int
+) -> dict[str, Any]:
     """Arguments of generate(); the model's own generation config must not add sampling of its own."""
     from transformers import GenerationConfig
 
@@ -83,6 +86,8 @@ def _settings(loaded: Loaded, sampling: Sampling, requests: Sequence[Request], f
         ),
         "logits_processor": [finite],
     }
+    if loaded.grammar is not None:
+        settings["logits_processor"].append(GrammarProcessor(loaded.grammar, len(requests), width))
     if sampling.temperature > 0:
         seeds = [row_seed(request) for request in requests]
         sampler = RowSampler(seeds, sampling.temperature, sampling.top_k, sampling.top_p)

@@ -25,6 +25,7 @@ from gristmill.config.schema import ModelConfig
 from gristmill.engines.answers import not_finite, out_of_memory, read_answer, timed_out
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.prepared import Prepared, prepare
+from gristmill.engines.tokens import tokenize
 from gristmill.engines.vllm.limits import dtype_of, number_devices, set_environment
 from gristmill.errors import UserError
 from gristmill.files import read_json
@@ -72,11 +73,17 @@ class VllmEngine:
         self._numbers = map(str, itertools.count())
 
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
-        """Tokens of each prompt, chat template included."""
-        return [len(ids) for ids in self._chat.encode([request.messages for request in requests])]
+        """Tokens of each prompt, chat template and longest label included."""
+        return [asked.tokens for asked in tokenize(requests, self._chat)]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Outcome]:
-        """Answer the requests, begun in their order, each given as it ends."""
+        """Answer the requests, begun in their order, each given as it ends.
+
+        Raises:
+            UserError: a request asks for the likelihood of labels, or vLLM refuses one.
+        """
+        if labelled := next((request for request in requests if request.labels), None):
+            raise UserError(f"{labelled.rid}: vllm gives no likelihood of labels; set models.*.engine: auto or static")
         for start in range(0, len(requests), FEED_ROWS):
             if self._stopped:
                 break
@@ -117,14 +124,16 @@ class VllmEngine:
         """Hand a row to vLLM, which queues it."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         settings = sampling_arguments(item.request, self._stop_ids)
-        params = SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
         number = next(self._numbers)
         try:
+            if schema := item.request.sampling.json_schema:
+                settings["structured_outputs"] = StructuredOutputsParams(json=schema)
+            params = SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
             self._engine.add_request(number, tokens_input(item.ids), params)
-        except ValueError as error:
+        except _refusals() as error:
             raise UserError(f"{item.request.rid}: vllm refuses it: {_first_line(error)}; correct the row") from error
         self._rows[number] = item
 
@@ -272,6 +281,15 @@ def _start(settings: JsonDict) -> Any:
             f"vllm cannot start with this model: {_first_line(error)}; see docs/troubleshooting.md, or set "
             "models.*.engine: static"
         ) from error
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """How vLLM says that it does not take a request; of its own kind since 0.32, before that a ValueError."""
+    try:
+        from vllm.exceptions import VLLMValidationError
+    except ImportError:
+        return (ValueError,)
+    return (ValueError, VLLMValidationError)
 
 
 def _gpus() -> int:
