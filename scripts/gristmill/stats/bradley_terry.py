@@ -15,7 +15,7 @@ are shifted: their mean is 1000, or the baseline's is.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -38,7 +38,7 @@ class Game(NamedTuple):
     first: str
     second: str
     score: float
-    row: Hashable
+    row: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def fit(wins: Floats, rated: npt.NDArray[np.intp], anchor: int | None = None) ->
 
 
 def _strengths(wins: Floats) -> Floats:
-    """log p of each run, the last one's 0: the zero of the gradient of the mean log-likelihood, which is concave."""
+    """Log p of each run, the last one's 0: the zero of the gradient of the mean log-likelihood, which is concave."""
     from scipy.optimize import minimize, root
     from scipy.special import expit, log_expit
 
@@ -199,17 +199,18 @@ class _Games:
         self._scores = np.array([game.score for game in games])
         self._first = np.array([places[game.first] for game in games], dtype=np.intp)
         self._second = np.array([places[game.second] for game in games], dtype=np.intp)
-        names, self._rows = np.unique(np.array([str(game.row) for game in games]), return_inverse=True)
+        names, self._rows = np.unique(np.array([game.row for game in games]), return_inverse=True)
         self.rows = len(names)
 
     def wins(self, draws: npt.NDArray[np.intp] | None = None) -> Floats:
         """The win matrix, where each row counts as often as it was drawn."""
         times = np.ones(len(self._scores)) if draws is None else draws[self._rows].astype(float)
         size = self._runs
-        return (
+        found = (
             np.bincount(self._first * size + self._second, weights=times * self._scores, minlength=size * size)
             + np.bincount(self._second * size + self._first, weights=times * (1 - self._scores), minlength=size * size)
-        ).reshape(size, size)
+        )
+        return np.asarray(found.reshape(size, size), dtype=np.float64)
 
 
 def _intervals(

@@ -101,7 +101,7 @@ def compare(
         second=float(other.mean()),
         difference=plain.value,
         standard_error=plain.standard_error,
-        ci95=plain.ci95,
+        ci95=_inside(plain.ci95, one, other),
         bootstrap_ci95=drawn.ci95,
         n=plain.n,
         clusters=plain.clusters,
@@ -136,6 +136,13 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     tested = [p for p in p_values if p is not None]
     adjusted = iter(multipletests(tested, method="holm")[1] if tested else ())
     return [None if p is None else float(next(adjusted)) for p in p_values]
+
+
+def _inside(bounds: Bounds | None, one: Floats, other: Floats) -> Bounds | None:
+    """Cut to −1…1 where all scores lie in 0…1: no difference of them is further out."""
+    if bounds is None or min(one.min(), other.min()) < 0 or max(one.max(), other.max()) > 1:
+        return bounds
+    return Bounds(max(bounds.low, -1.0), min(bounds.high, 1.0))
 
 
 def _is_binary(*scores: Floats) -> bool:
