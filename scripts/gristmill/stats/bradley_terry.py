@@ -206,10 +206,9 @@ class _Games:
         """The win matrix, where each row counts as often as it was drawn."""
         times = np.ones(len(self._scores)) if draws is None else draws[self._rows].astype(float)
         size = self._runs
-        found = (
-            np.bincount(self._first * size + self._second, weights=times * self._scores, minlength=size * size)
-            + np.bincount(self._second * size + self._first, weights=times * (1 - self._scores), minlength=size * size)
-        )
+        found = np.bincount(
+            self._first * size + self._second, weights=times * self._scores, minlength=size * size
+        ) + np.bincount(self._second * size + self._first, weights=times * (1 - self._scores), minlength=size * size)
         return np.asarray(found.reshape(size, size), dtype=np.float64)
 
 

@@ -15,6 +15,7 @@ seen, and the value is an extrapolation (`overlap` is then false).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +28,16 @@ ONE_SIDED = "every verdict is for the same run, so the fitted strength has no bo
 NO_VARIATION = "the difference in length is the same for every pair, so its effect cannot be told from the runs'"
 SEPARATED = "the length difference decides every verdict, so the fit has no bound"
 
+NEARLY_SEPARATED = "the length difference decides nearly every verdict, so the fit has no bound worth a number"
+FEW_ROWS = "an interval needs at least three independent rows"
+ALL_TIED = "every verdict is a tie, so the spread says nothing about the error"
+#: Odds of e¹² (160,000 to 1) are further than verdicts can tell.
+MAX_LOG_ODDS = 12.0
+
 
 @dataclass(frozen=True, slots=True)
 class ControlledRate:
-    """The first run's win rate at equal length, and the slope φ; `reason` says why the value is None."""
+    """The first run's win rate at equal length, and the slope φ; `reason` says why the value or interval is None."""
 
     value: float | None
     ci95: Bounds | None
@@ -62,8 +69,14 @@ def length_controlled_win_rate(
     reason = _undefined(won, delta)
     if reason is not None:
         return ControlledRate(None, None, None, len(won), overlap, reason)
+    if won.min() == won.max():
+        return ControlledRate(float(won[0]), None, 0.0, len(won), overlap, ALL_TIED)
     theta, phi, error = _fit(won, np.tanh(delta / delta.std()), clusters)
-    bounds = Bounds(*(_logistic(theta + sign * _z() * error) for sign in (-1, 1))) if np.isfinite(error) else None
+    if not abs(theta) + abs(phi) < MAX_LOG_ODDS:
+        return ControlledRate(None, None, None, len(won), overlap, NEARLY_SEPARATED)
+    if not np.isfinite(error):
+        return ControlledRate(_logistic(theta), None, phi, len(won), overlap, FEW_ROWS)
+    bounds = Bounds(*(_logistic(theta + sign * _z() * error) for sign in (-1, 1)))
     return ControlledRate(_logistic(theta), bounds, phi, len(won), overlap)
 
 
@@ -87,7 +100,9 @@ def _fit(won: Floats, length: Floats, clusters: Sequence[Hashable] | None) -> tu
     design = np.column_stack([np.ones_like(length), length])  # (pairs, 2)
     model = sm.GLM(won, design, family=sm.families.Binomial())
     robust = {"cov_type": "cluster", "cov_kwds": {"groups": groups}} if len(np.unique(groups)) > 2 else {}
-    found = model.fit(tol=1e-12, maxiter=200, **robust)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fit without a bound, which the caller refuses
+        found = model.fit(tol=1e-12, maxiter=200, **robust)
     theta, phi = map(float, found.params)
     return theta, phi, float(found.bse[0]) if robust else float("nan")
 
