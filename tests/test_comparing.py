@@ -121,7 +121,7 @@ def verdict(row: int, winner: str | None, runs: Sequence[str], reason: str | Non
 def ranked(
     folder: Path, winners: dict[tuple[str, str], list[str | None]], baseline: str | None = None, reliable: bool = True
 ) -> dict[str, Any]:
-    """The one ranking of a judge's verdicts; `x` writes longer answers than others."""
+    """The one ranking of a judge's verdicts; `x` writes longer answers on the whole."""
     pairs = [{"judge": "arena", "dataset": "rows", "runs": pair} for pair in winners]
     judges, runs = {}, {}
     for pair, won in winners.items():
@@ -134,7 +134,7 @@ def ranked(
         (place / "metrics.json").write_text(json.dumps({"reliable": reliable, "unreliable_because": because}))
         for run in pair:
             runs[run] = folder / run
-            texts = ["word " * (1 + (run == "x") * (row % 3 + 1)) for row in range(len(won))]
+            texts = ["word " * (1 + row % (4 if run == "x" else 3)) for row in range(len(won))]
             write_jsonl(
                 folder / run / "generations.jsonl",
                 [{"id": f"r{row}", "sample": 0, "text": text} for row, text in enumerate(texts)],
@@ -168,7 +168,7 @@ def test_a_pair_has_a_raw_and_a_length_controlled_win_rate_and_counts_what_was_u
     assert pair["win_rate_ci95"][0] < 14 / 22 < pair["win_rate_ci95"][1]
     controlled = pair["length_controlled"]
     assert 0 < controlled["ci95"][0] < controlled["win_rate"] < controlled["ci95"][1] < 1
-    assert (controlled["overlap"], controlled["note"]) == (False, None)
+    assert (controlled["overlap"], controlled["note"]) == (True, None)
 
 
 def test_the_baselines_rating_is_1000(tmp_path: Path) -> None:

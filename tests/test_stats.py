@@ -358,7 +358,7 @@ def test_a_game_of_an_unknown_run_is_refused() -> None:
         ([1, 1, 0, 0], [3, 2, -1, -2], "decides every verdict"),
         ([0, 0, 1, 1], [3, 2, -1, -2], "decides every verdict"),
         ([1, 0.5, 0], [3, 0, -2], "decides every verdict"),
-        ([1, 1, 0, 1], [37, 25, 35, 0], "decides nearly every verdict"),
+        ([1, 1, 0, 1], [37, 25, 35, 0], "hardly bound"),
     ],
 )
 def test_a_length_controlled_rate_that_is_not_defined_is_none_with_the_reason(

@@ -21,14 +21,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.stats.intervals import LEVEL, Bounds, Floats
+from gristmill.stats.intervals import LEVEL, NO_SPREAD, ROUNDING, Bounds, Floats
 
 NO_PAIRS = "no pair has a verdict"
 ONE_SIDED = "every verdict is for the same run, so the fitted strength has no bound"
 NO_VARIATION = "the difference in length is the same for every pair, so its effect cannot be told from the runs'"
 SEPARATED = "the length difference decides every verdict, so the fit has no bound"
-
-NEARLY_SEPARATED = "the length difference decides nearly every verdict, so the fit has no bound worth a number"
+HARDLY_BOUND = "the verdicts hardly bound what the fit says of equal length, so it is not a number to go by"
 FEW_ROWS = "an interval needs at least three independent rows"
 ALL_TIED = "every verdict is a tie, so the spread says nothing about the error"
 #: Odds of e¹² (160,000 to 1) are further than verdicts can tell.
@@ -73,9 +72,9 @@ def length_controlled_win_rate(
         return ControlledRate(float(won[0]), None, 0.0, len(won), overlap, ALL_TIED)
     theta, phi, error = _fit(won, np.tanh(delta / delta.std()), clusters)
     if not abs(theta) + abs(phi) < MAX_LOG_ODDS:
-        return ControlledRate(None, None, None, len(won), overlap, NEARLY_SEPARATED)
-    if not np.isfinite(error):
-        return ControlledRate(_logistic(theta), None, phi, len(won), overlap, FEW_ROWS)
+        return ControlledRate(None, None, None, len(won), overlap, HARDLY_BOUND)
+    if not error > ROUNDING:
+        return ControlledRate(_logistic(theta), None, phi, len(won), overlap, NO_SPREAD if error == error else FEW_ROWS)
     bounds = Bounds(*(_logistic(theta + sign * _z() * error) for sign in (-1, 1)))
     return ControlledRate(_logistic(theta), bounds, phi, len(won), overlap)
 
@@ -93,7 +92,7 @@ def _undefined(won: Floats, delta: Floats) -> str | None:
 
 
 def _fit(won: Floats, length: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, float, float]:
-    """θ, φ and the standard error of θ."""
+    """θ, φ and the standard error of θ (NaN with fewer than three clusters); θ is NaN where the fit did not converge."""
     import statsmodels.api as sm
 
     groups = np.arange(len(won)) if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
@@ -103,7 +102,7 @@ def _fit(won: Floats, length: Floats, clusters: Sequence[Hashable] | None) -> tu
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fit without a bound, which the caller refuses
         found = model.fit(tol=1e-12, maxiter=200, **robust)
-    theta, phi = map(float, found.params)
+    theta, phi = map(float, found.params) if found.converged else (float("nan"), float("nan"))
     return theta, phi, float(found.bse[0]) if robust else float("nan")
 
 
