@@ -359,6 +359,7 @@ def test_a_game_of_an_unknown_run_is_refused() -> None:
         ([0, 0, 1, 1], [3, 2, -1, -2], "decides every verdict"),
         ([1, 0.5, 0], [3, 0, -2], "decides every verdict"),
         ([1, 1, 0, 1], [37, 25, 35, 0], "hardly bound"),
+        ([0, 0, 0.5, 0.5], [1, 7, 8, 9], "hardly bound"),
     ],
 )
 def test_a_length_controlled_rate_that_is_not_defined_is_none_with_the_reason(
@@ -370,7 +371,7 @@ def test_a_length_controlled_rate_that_is_not_defined_is_none_with_the_reason(
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(-50, 50)), min_size=4, max_size=40))
-@settings(max_examples=FEW, deadline=None)
+@settings(max_examples=FEW, deadline=None, derandomize=True)
 def test_swapping_two_runs_mirrors_their_win_rate_at_equal_length(pairs: list[tuple[float, int]]) -> None:
     won, lengths = np.array(pairs).T
     one, other = length_controlled_win_rate(won, lengths), length_controlled_win_rate(1 - won, -lengths)
@@ -383,6 +384,14 @@ def test_where_all_is_tied_the_rate_is_a_half_without_an_interval() -> None:
     found = length_controlled_win_rate([0.5, 0.5, 0.5], [3, 0, -2])
     assert (found.value, found.ci95) == (0.5, None)
     assert "tie" in str(found.reason)
+
+
+def test_a_controlled_rate_that_meets_every_row_has_no_interval() -> None:
+    for swapped in (False, True):
+        won, lengths = np.array([0.0, 0.5, 0.0, 0.5]), np.array([1, 1, 1, 0])
+        found = length_controlled_win_rate(*((1 - won, -lengths) if swapped else (won, lengths)))
+        assert found.value == pytest.approx(0.5)
+        assert (found.ci95, "says nothing about the error" in str(found.reason)) == (None, True)
 
 
 def test_a_rate_at_a_length_that_was_never_seen_says_so() -> None:

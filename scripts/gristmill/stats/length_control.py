@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.stats.intervals import LEVEL, NO_SPREAD, ROUNDING, Bounds, Floats
+from gristmill.stats.intervals import LEVEL, Bounds, Floats
 
 NO_PAIRS = "no pair has a verdict"
 ONE_SIDED = "every verdict is for the same run, so the fitted strength has no bound"
@@ -30,6 +30,9 @@ SEPARATED = "the length difference decides every verdict, so the fit has no boun
 HARDLY_BOUND = "the verdicts hardly bound what the fit says of equal length, so it is not a number to go by"
 FEW_ROWS = "an interval needs at least three independent rows"
 ALL_TIED = "every verdict is a tie, so the spread says nothing about the error"
+EXACT_FIT = "the fit meets every row exactly, so what is left says nothing about the error"
+#: An error below this is rounding.
+NO_ERROR = 1e-6
 #: Odds of e¹² (160,000 to 1) are further than verdicts can tell.
 MAX_LOG_ODDS = 12.0
 
@@ -73,8 +76,8 @@ def length_controlled_win_rate(
     theta, phi, error = _fit(won, np.tanh(delta / delta.std()), clusters)
     if not abs(theta) + abs(phi) < MAX_LOG_ODDS:
         return ControlledRate(None, None, None, len(won), overlap, HARDLY_BOUND)
-    if not error > ROUNDING:
-        return ControlledRate(_logistic(theta), None, phi, len(won), overlap, NO_SPREAD if error == error else FEW_ROWS)
+    if error is None or error < NO_ERROR:
+        return ControlledRate(_logistic(theta), None, phi, len(won), overlap, FEW_ROWS if error is None else EXACT_FIT)
     bounds = Bounds(*(_logistic(theta + sign * _z() * error) for sign in (-1, 1)))
     return ControlledRate(_logistic(theta), bounds, phi, len(won), overlap)
 
@@ -91,8 +94,8 @@ def _undefined(won: Floats, delta: Floats) -> str | None:
     return SEPARATED if losses.max() <= wins.min() or wins.max() <= losses.min() else None
 
 
-def _fit(won: Floats, length: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, float, float]:
-    """θ, φ and the standard error of θ (NaN with fewer than three clusters); θ is NaN where the fit did not converge."""
+def _fit(won: Floats, length: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, float, float | None]:
+    """θ and φ, NaN where the fit did not converge, and the standard error of θ, None with fewer than three clusters."""
     import statsmodels.api as sm
 
     groups = np.arange(len(won)) if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
@@ -101,9 +104,12 @@ def _fit(won: Floats, length: Floats, clusters: Sequence[Hashable] | None) -> tu
     robust = {"cov_type": "cluster", "cov_kwds": {"groups": groups}} if len(np.unique(groups)) > 2 else {}
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fit without a bound, which the caller refuses
-        found = model.fit(tol=1e-12, maxiter=200, **robust)
+        try:
+            found = model.fit(tol=1e-12, maxiter=200, **robust)
+        except np.linalg.LinAlgError:  # rounding has made the lengths all alike
+            return float("nan"), float("nan"), None
     theta, phi = map(float, found.params) if found.converged else (float("nan"), float("nan"))
-    return theta, phi, float(found.bse[0]) if robust else float("nan")
+    return theta, phi, float(np.nan_to_num(found.bse[0])) if robust else None
 
 
 def _logistic(value: float) -> float:
