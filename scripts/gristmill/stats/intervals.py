@@ -123,32 +123,33 @@ def bootstrap_mean(
     Raises:
         ValueError: as `clustered_mean`.
     """
-    from scipy.stats import bootstrap
-
     plain = clustered_mean(values, clusters)
     if plain.ci95 is None:
         return plain
-    scores, places = _checked(values, clusters)
-    # Within a cluster too the order of the values must not show, not even in the last bit.
-    order = np.lexsort((scores, places))
-    sums, counts = np.bincount(places[order], weights=scores[order]), np.bincount(places)
-    found = bootstrap(
-        (sums, counts),
-        _ratio,
-        paired=True,
-        vectorized=True,
-        method="percentile",
-        confidence_level=LEVEL,
-        n_resamples=resamples,
-        batch=max(1, BATCH_NUMBERS // len(sums)),
-        rng=np.random.default_rng(seed),
-    )
-    bounds = Bounds(float(found.confidence_interval.low), float(found.confidence_interval.high))
-    return Estimate(plain.value, float(found.standard_error), bounds, plain.n, plain.clusters)
+    means = _resampled_means(*_checked(values, clusters), np.random.default_rng(seed), resamples)
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return Estimate(plain.value, float(means.std(ddof=1)), Bounds(float(low), float(high)), plain.n, plain.clusters)
 
 
-def _ratio(sums: Floats, counts: Floats, axis: int = -1) -> Any:
-    return sums.sum(axis=axis) / counts.sum(axis=axis)
+def _resampled_means(scores: Floats, places: npt.NDArray[Any], rng: np.random.Generator, resamples: int) -> Floats:
+    """The mean of each resample.
+
+    Clusters with the same sum and size are one kind, and how often each kind is drawn is multinomial: for 0/1 scores a
+    million rows are three kinds. Kinds stand in the order of the clusters' names, whatever their sums are.
+    """
+    order = np.lexsort((scores, places))  # also the last bit of a sum must not show the order of the values
+    totals = np.column_stack([np.bincount(places[order], weights=scores[order]), np.bincount(places)])
+    kinds, first, counts = np.unique(totals, axis=0, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    kinds, shares = kinds[order], counts[order] / len(totals)
+    batch = max(1, BATCH_NUMBERS // len(kinds))
+    means = []
+    for start in range(0, resamples, batch):
+        draws = rng.multinomial(len(totals), shares, size=min(batch, resamples - start))  # (resamples, kinds)
+        sums = draws @ kinds  # (resamples, 2): of scores, and how many
+        means.append(sums[:, 0] / sums[:, 1])
+    return np.concatenate(means)
 
 
 def _checked(values: Sequence[float] | Floats, clusters: Sequence[Hashable] | None) -> tuple[Floats, npt.NDArray[Any]]:
