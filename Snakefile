@@ -33,6 +33,7 @@ include: "rules/split.smk"
 include: "rules/generate.smk"
 include: "rules/merge.smk"
 include: "rules/judge.smk"
+include: "rules/compare.smk"
 include: "rules/report.smk"
 
 

@@ -11,6 +11,7 @@ from gristmill import GENERATION_VERSION, fence, keys
 from gristmill.gpu import gpus, lease
 from gristmill.config import specs
 from gristmill.config.check import check_data, rows_up_to
+from gristmill.config.comparisons import compare_spec
 from gristmill.config.load import load_config
 from gristmill.config.repeated import refuse_repeated_keys
 from gristmill.errors import UserError
@@ -99,12 +100,15 @@ PLACED = [*PLACEMENTS, "--workers", encode_workers(PLAN.all_workers())]
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
 RENDER_CODE = code_digest("prompts", "rendering", "rows")
 QUESTION_CODE = code_digest("prompts", "judging.items", "judging.requests")
-METRICS_CODE = code_digest("grading", "intervals", "metrics", "gpu.usage")
+METRICS_CODE = code_digest("grading", "intervals", "stats.intervals", "metrics", "gpu.usage")
 VERDICT_CODE = code_digest(
     *[f"judging.{name}" for name in ("items", "readout", "reliability", "tallies", "verdicts")],
     "intervals",
+    "stats.intervals",
     "gpu.usage",
 )
+COMPARE_CODE = code_digest("comparing", "stats.intervals", "stats.paired")
+RANK_CODE = code_digest("ranking", "intervals", "stats")
 EXPORT_CODE = code_digest("export")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
@@ -236,6 +240,27 @@ def metrics_spec(wildcards):
     return specs.encode(specs.MetricsSpec(run=wildcards.run, metrics=run.metrics, slices=run.slices, **named))
 
 
+COMPARISONS = compare_spec(CONFIG)
+RANKINGS = specs.RankSpec.from_config(CONFIG)
+
+
+def compared_runs():
+    """What is compared: run → grades, each run once."""
+    runs = dict.fromkeys(run for comparison in COMPARISONS.comparisons for run in comparison.runs)
+    return {run: f"results/runs/{run}/grades.jsonl" for run in runs}
+
+
+def ranked_targets():
+    """What is ranked: judge/target → folder."""
+    named = [(pair.judge, "_vs_".join(pair.runs)) for pair in RANKINGS.pairs]
+    return {f"{judge}/{target}": JUDGE.format(judge=judge, target=target) for judge, target in named}
+
+
+def ranked_runs():
+    """The runs whose answers' lengths the rankings need: run → folder, each run once."""
+    return {run: RUN.format(run=run) for run in dict.fromkeys(run for pair in RANKINGS.pairs for run in pair.runs)}
+
+
 def report_spec(wildcards):
     """A function, because Snakemake would look for wildcards in a text: a title may have {braces}."""
     return specs.encode(specs.ReportSpec.from_config(CONFIG))
@@ -297,7 +322,9 @@ def judge_folders():
 def result_files():
     """Every file of the results that is kept, so that a missing one is made again even when the report is there."""
     runs = expand("{folder}/{name}", folder=run_folders().values(), name=RUN_FILES)
-    return runs + expand("{folder}/{name}", folder=judge_folders().values(), name=JUDGE_FILES)
+    judges = expand("{folder}/{name}", folder=judge_folders().values(), name=JUDGE_FILES)
+    compared = ["results/comparisons.json"] if COMPARISONS.comparisons else []
+    return runs + judges + compared + (["results/rankings.json"] if RANKINGS.pairs else [])
 
 
 def left_behind():

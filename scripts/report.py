@@ -14,11 +14,11 @@ metrics.json and manifest.json of a judge target (docs/outputs.md). Needs no GPU
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
+from gristmill.arguments import named_paths
 from gristmill.config.specs import ReportSpec, decode
-from gristmill.errors import UserError, run_main
+from gristmill.errors import run_main
 from gristmill.report.render import write_report
 
 
@@ -30,22 +30,9 @@ def main() -> None:
     parser.add_argument("--judge", action="append", default=[], metavar="JUDGE/TARGET=FOLDER")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    runs, judges = folders("--run", args.run), folders("--judge", args.judge)
+    runs, judges = named_paths("--run", args.run), named_paths("--judge", args.judge)
     size = write_report(decode(ReportSpec, args.spec), runs, judges, args.out)
     print(f"{args.out}: {len(runs)} runs, {len(judges)} judge targets, {size / 1e6:.2f} MB")
-
-
-def folders(flag: str, pairs: Sequence[str]) -> dict[str, Path]:
-    """`NAME=FOLDER` arguments as a mapping in their order."""
-    found: dict[str, Path] = {}
-    for pair in pairs:
-        name, equals, folder = pair.partition("=")
-        if not (name and equals and folder):
-            raise UserError(f"{flag} {pair} is not NAME=FOLDER")
-        if name in found:
-            raise UserError(f"{flag} {name} is given twice; give each name once")
-        found[name] = Path(folder)
-    return found
 
 
 if __name__ == "__main__":

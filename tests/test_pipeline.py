@@ -62,7 +62,8 @@ def test_the_whole_pipeline_leaves_the_documented_files(judged: Project) -> None
     for target in ("grader/plain", "grader/loud", "arena/plain_vs_loud"):
         there = {path.name for path in (results / "judges" / target).iterdir() if path.is_file()}
         assert there == always | {"verdicts.jsonl"}
-    assert {path.name for path in results.iterdir() if path.is_file()} == {"report.html", "plan.txt"}
+    beside = {"report.html", "plan.txt", "comparisons.json", "rankings.json"}
+    assert {path.name for path in results.iterdir() if path.is_file()} == beside
 
 
 def test_a_generation_line_has_the_documented_columns_in_the_dataset_order(judged: Project) -> None:

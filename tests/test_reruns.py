@@ -381,16 +381,19 @@ VERDICTS_ON_PLAIN = {f"{name}/plain": {"verdicts"} for name in JUDGES}
         (lambda c: c.update(report={"title": "Other"}), {}),
         (lambda c: c.update(report={"max_rows": 2}), {}),
         (lambda c: c["runs"]["plain"].update(formats=["csv"]), {"plain": {"export"}}),
+        (lambda c: c.update(rankings={"baseline": "plain"}), {"": {"rank"}}),
+        (lambda c: c["runs"]["loud"].update(metrics=["contains"]), {"loud": {"metrics"}, "": {"compare"}}),
     ],
-    ids=["metric", "slices", "title", "report rows", "another format"],
+    ids=["metric", "slices", "title", "report rows", "another format", "baseline", "comparison"],
 )
 def test_an_edit_of_metrics_or_report_starts_no_model(
     judged: Place, tmp_path: Path, change: Callable[[dict[str, Any]], Any], expected: dict[str, set[str]]
 ) -> None:
     place = judged.copied(tmp_path / "project")
     place.edit(change)
-    report = {} if "export" in expected.get("plain", ()) else {"": {"report"}}
-    assert place.would_run() == expected | report
+    report = set() if "export" in expected.get("plain", ()) else {"report"}
+    beside = expected.get("", set()) | report
+    assert place.would_run() == {**expected, **({"": beside} if beside else {})}
 
 
 # ---- what runs nothing again
@@ -452,12 +455,13 @@ def every_target(rules: set[str]) -> dict[str, set[str]]:
         ("worker.py", {}),
         ("merging.py", {}),
         ("report/words.py", {"": {"report"}}),
-        ("judging/readout.py", {**every_target({"verdicts"}), "": {"report"}}),
+        ("judging/readout.py", {**every_target({"verdicts"}), "": {"rank", "report"}}),
         (
             "metrics.py",
             {"plain": {"metrics"}, "loud": {"metrics"}, **VERDICTS_ON_PLAIN, "": {"report"}},
         ),
-        ("judging/requests.py", {**every_target(JUDGE), "": {"report"}}),
+        ("judging/requests.py", {**every_target(JUDGE), "": {"rank", "report"}}),
+        ("stats/bradley_terry.py", {"": {"rank", "report"}}),
     ],
 )
 def test_an_edit_of_code_runs_the_steps_that_use_it(

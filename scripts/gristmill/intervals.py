@@ -16,6 +16,8 @@ import math
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
+from gristmill.stats.intervals import t_half_width, wilson
+
 Method = Literal["wilson", "cluster_t"]
 
 
@@ -81,16 +83,12 @@ class RowScores:
 
 
 def _wilson(value: float, n: int) -> Interval:
-    from statsmodels.stats.proportion import proportion_confint
-
-    low, high = proportion_confint(value * n, n, alpha=0.05, method="wilson")
-    return _clipped(float(low), float(high), value, "wilson")
+    low, high = wilson(value * n, n)
+    return _clipped(low, high, value, "wilson")
 
 
 def _t_interval(value: float, error: float, rows: int) -> Interval:
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(rows - 1, 0.975)) * error
+    half = t_half_width(error, rows)
     return _clipped(value - half, value + half, value, "cluster_t")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from gristmill.config.comparisons import comparison_problems
 from gristmill.config.schema import NAME_PATTERN, Config
 from gristmill.errors import UserError
 from gristmill.files import LONE_SURROGATE
@@ -51,6 +52,7 @@ def load_config(values: Mapping[str, Any], roots: Iterable[Path]) -> Config:
     except ValidationError as error:
         raise UserError("\n".join(_problems(error))) from None
     problems = [*_unwritable(config.model_dump(), ""), *_names_alike(config), *_reference_problems(config)]
+    problems += comparison_problems(config)
     config, missing = _with_paths(config, list(roots))
     if problems + missing:
         raise UserError("\n".join(problems + missing))

@@ -339,6 +339,25 @@ class GpusConfig(Section):
         return [device for group in self.groups for device in group.devices] if self.groups else self.devices
 
 
+class ComparisonsConfig(Section):
+    """Which runs of one dataset are compared on the rows they share."""
+
+    metrics: list[MetricName] = Field([], description="What to compare them by; empty: the headline that they share.")
+    pairs: Literal["auto"] | list[tuple[str, str]] = Field(
+        "auto", description="auto: every two runs of a dataset that share a metric; or pairs of runs, or [] for none."
+    )
+    seed: int = Field(0, ge=0, description="Of the bootstrap.")
+    resamples: int = Field(2000, ge=100, le=100_000, description="Of the bootstrap.")
+
+
+class RankingsConfig(Section):
+    """How the runs that a pairwise judge compared are rated."""
+
+    baseline: str | None = Field(None, description="The run whose rating is 1000; null: the mean of all is.")
+    seed: int = Field(0, ge=0, description="Of the bootstrap.")
+    resamples: int = Field(1000, ge=100, le=100_000, description="Of the bootstrap.")
+
+
 class ReportConfig(Section):
     """The report's title and size."""
 
@@ -354,6 +373,8 @@ class Config(Section):
     prompts: dict[Name, PromptConfig]
     runs: dict[Name, RunConfig] = Field(min_length=1)
     judges: dict[Name, JudgeConfig] = {}
+    comparisons: ComparisonsConfig = ComparisonsConfig.model_validate({})
+    rankings: RankingsConfig = RankingsConfig.model_validate({})
     gpus: GpusConfig = GpusConfig.model_validate({})
     report: ReportConfig = ReportConfig.model_validate({})
 

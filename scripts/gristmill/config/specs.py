@@ -92,6 +92,49 @@ class MetricsSpec(Section):
     slices: list[str]
 
 
+class Comparison(Section):
+    """Two runs of one dataset and the metric to compare them by."""
+
+    dataset: str
+    metric: MetricName
+    runs: tuple[str, str]
+
+
+class CompareSpec(Section):
+    """Grades of all runs → comparisons.json."""
+
+    comparisons: list[Comparison]
+    seed: int
+    resamples: int
+
+
+class RankedPair(Section):
+    """Two runs that a pairwise judge compared."""
+
+    judge: str
+    dataset: str
+    runs: tuple[str, str]
+
+
+class RankSpec(Section):
+    """Verdicts of all pairwise judges → rankings.json."""
+
+    pairs: list[RankedPair]
+    baseline: str | None
+    seed: int
+    resamples: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> RankSpec:
+        """All pairs of all pairwise judges."""
+        pairs = [
+            RankedPair(judge=name, dataset=config.runs[pair[0]].dataset, runs=pair)
+            for name, judge in config.judges.items()
+            for pair in judge.pairs
+        ]
+        return cls(pairs=pairs, **config.rankings.model_dump())
+
+
 class ReportJudge(Section):
     """What the report says about a judge beyond its numbers: what its labels mean and the bars it is held to."""
 
