@@ -51,6 +51,7 @@ def prepare(name: str, model: ModelConfig, log: Callable[[str], None]) -> JsonDi
     if (named := weightless(model)) is not None:
         empty: JsonDict = {"folder": None, "commit": None, "parameters": 0, "weights_bytes": 0, "context_tokens": None}
         empty |= {"dtype": None, "files": {}}
+        empty |= {"served_model": model.endpoint.model} if model.endpoint is not None else {}
         return described | empty | {"weights_hash": named}
     folder, commit = _locate(model, log)
     _require_weights(folder, model)

@@ -174,7 +174,8 @@ def _answer(job: _Job, requests: dict[str, Request], known: dict[str, Completion
         engine, why = _open(job, bool(devices), {request.sampling for request in missing.values()})
         load_s = time.monotonic() - start
         watch.loaded()
-        log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
+        where = "a server" if job.model.endpoint is not None else _device_names(devices)
+        log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {where}")
         log(f"layers: {getattr(engine, 'device_map', None) or 'none'}")
         loaded = {"load_seconds": round(load_s, 3)}  # with the worker's line, which also a killed job leaves
         segment = journal.Segment(shard.journal, _worker_info(shard, engine, why, devices) | loaded)

@@ -87,7 +87,7 @@ class EndpointConfig(Section):
 
     def unplaced(self) -> EndpointConfig:
         """What of the section decides answers; the rest at its defaults."""
-        return EndpointConfig(base_url=UNPLACED, model=self.model, extra=self.extra)
+        return EndpointConfig.model_validate({"base_url": UNPLACED, "model": self.model, "extra": self.extra})
 
     def refusal(self, sampling: Drawn) -> str | None:
         """Why a request cannot be asked as its sampling says, with the next step; None when it can."""

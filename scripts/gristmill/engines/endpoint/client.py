@@ -22,10 +22,18 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
 import httpx2
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
+)
 
 from gristmill.config.endpoint import EndpointConfig
 from gristmill.engines.endpoint.messages import Answer, Unreadable, body, read_answer
+from gristmill.engines.endpoint.pacing import Pace
 from gristmill.errors import UserError
 from gristmill.types import Completion, Failure, FailureReason, Outcome, Request
 
@@ -76,15 +84,13 @@ class Client:
         self._endpoint, self._key, self._on_overflow, self._log = endpoint, key, on_overflow, log
         self._url = f"{endpoint.base_url}/chat/completions"
         self._ending = asyncio.Event()
-        self._pace_s = 60.0 / endpoint.requests_per_minute if endpoint.requests_per_minute else 0.0
-        #: On the loop's clock: when the next request may go, by requests_per_minute and by Retry-After.
-        self._next_at, self._held_until = 0.0, 0.0
+        self._pace = Pace(endpoint.requests_per_minute)
         self._answers, self._refusals = 0, 0
         #: Rows that ran out of tries since the last answer.
         self._lost = 0
         self._said: set[str] = set()
         self._served = served
-        self._backoff = wait_exponential_jitter(initial=FIRST_WAIT_S, max=MAX_WAIT_S, jitter=FIRST_WAIT_S)
+        self._backoff = wait_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S) + wait_random(0, FIRST_WAIT_S)
 
     async def __aenter__(self) -> Client:
         """Open the pool: TLS is verified, and no redirect is followed."""
@@ -183,11 +189,9 @@ class Client:
 
     async def _turn(self) -> None:
         """Wait for this request's turn."""
-        now = asyncio.get_running_loop().time()
-        start = max(now, self._next_at)
-        self._next_at = start + self._pace_s
-        await self._sleep(start - now)
-        while (left := self._held_until - asyncio.get_running_loop().time()) > 0:
+        clock = asyncio.get_running_loop().time
+        await self._sleep(self._pace.reserve(clock()))
+        while (left := self._pace.held_s(clock())) > 0:
             await self._sleep(left)
 
     async def _sleep(self, seconds: float) -> None:
@@ -206,8 +210,7 @@ class Client:
         error = state.outcome.exception() if state.outcome is not None else None
         if not isinstance(error, Passing) or error.wait_s is None:
             return float(self._backoff(state))
-        until = asyncio.get_running_loop().time() + error.wait_s
-        self._held_until = max(self._held_until, until)
+        self._pace.hold(asyncio.get_running_loop().time() + error.wait_s)
         return error.wait_s + random.uniform(0, FIRST_WAIT_S)  # not all at the same moment
 
     def _note(self, state: RetryCallState) -> None:

@@ -83,7 +83,7 @@ class EndpointEngine:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
         if self._thread is not None:
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=2)
 
     def _serve(self, requests: Sequence[Request], found: queue.SimpleQueue[Outcome | BaseException | None]) -> None:
         """In the thread: run the loop to its end, and say how it ended."""

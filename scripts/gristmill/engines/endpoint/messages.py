@@ -1,7 +1,7 @@
 """What is sent to /chat/completions, and how its answers are read.
 
-- A sampled row sends `seed`: the upper 31 of row_seed's 63 bits, since every server takes 32-bit signed ones. Whether it
-  is honoured is the server's affair; a greedy row sends none.
+- A sampled row sends `seed`: the upper 31 of row_seed's 63 bits, since every server takes 32-bit signed ones. Whether
+  it is honoured is the server's affair; a greedy row sends none.
 - Thoughts that a server puts beside the answer (`reasoning_content`, `reasoning`) stand before it as <think>…</think>,
   as a local model would write them; thoughts that max_new_tokens cut have no end tag.
 - An answer that was filtered is a Failure (`refused_by_server`), never a text; one that cannot be read is Unreadable.
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from gristmill.config.endpoint import EndpointConfig
 from gristmill.errors import UserError
@@ -21,8 +23,28 @@ from gristmill.types import Completion, Failure, FinishReason, JsonDict, Outcome
 #: finish_reason of OpenAI, vLLM and llama.cpp, and of older TGI servers.
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "eos_token": "stop", "stop_sequence": "stop", "length": "length"}
 _FILTERED = "content_filter"
-_THOUGHTS = ("reasoning_content", "reasoning")
 SEED_BITS = 31
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(BaseModel):
+    finish_reason: str
+    message: _Message
+
+
+class _Said(BaseModel):
+    """What is read of a body; other keys are left alone."""
+
+    choices: Annotated[list[_Choice], Field(min_length=1)]
+    model: Any = None
+    system_fingerprint: Any = None
+    usage: Any = None
 
 
 class Unreadable(Exception):
@@ -85,41 +107,39 @@ def read_answer(request: Request, content: bytes, seconds: float) -> Answer:
         Unreadable: it is no chat completion with one answer.
     """
     try:
-        said = json.loads(content)
-        choice = said["choices"][0]
-        finish, message = choice["finish_reason"], choice.get("message") or {}
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise Unreadable(f"the answer is no chat completion ({type(error).__name__})") from error
-    about = (_text(said.get("model")), _text(said.get("system_fingerprint")))
+        said = _Said.model_validate_json(content)
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"])) or "its JSON"
+        raise Unreadable(f"the answer is no chat completion (in {place})") from error
+    finish, message = said.choices[0].finish_reason, said.choices[0].message
+    about = (_text(said.model), _text(said.system_fingerprint))
     if finish == _FILTERED:
         failure = Failure(*request.rid, "refused_by_server", f"the server filtered the answer ({_FILTERED})")
         return Answer(failure, *about, counted=True)
     if finish not in _FINISH:
-        raise Unreadable(f"finish_reason is {str(finish)[:40]!r}, not stop or length")
-    prompt_tokens, completion_tokens, counted = _usage(said.get("usage"))
+        raise Unreadable(f"finish_reason is {finish[:40]!r}, not stop or length")
+    prompt_tokens, completion_tokens, counted = _usage(said.usage)
     text = _whole_text(message, cut=finish == "length")
     sizes = (prompt_tokens, completion_tokens, seconds)
     return Answer(Completion(*request.rid, text, _FINISH[finish], *sizes), *about, counted)
 
 
-def _whole_text(message: JsonDict, cut: bool) -> str:
+def _whole_text(message: _Message, cut: bool) -> str:
     """The answer with the thoughts before it."""
-    content = message.get("content")
-    thoughts = next((message[key] for key in _THOUGHTS if isinstance(message.get(key), str) and message[key]), None)
-    if content is None and thoughts is None:
-        content = message.get("refusal")
-    if not isinstance(content, str) and (content is not None or thoughts is None):
-        raise Unreadable("the answer has no text")
+    content = message.content
+    thoughts = next((found for found in (message.reasoning_content, message.reasoning) if found), None)
     if thoughts is None:
-        return str(content)
+        content = message.refusal if content is None else content
+        if content is None:
+            raise Unreadable("the answer has no text")
+        return content
     return f"<think>{thoughts}" if cut and not content else f"<think>{thoughts}</think>{content or ''}"
 
 
 def _usage(usage: Any) -> tuple[int, int, bool]:
     found = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else []
-    if len(found) == 2 and all(type(count) is int and count >= 0 for count in found):
-        return found[0], found[1], True
-    return 0, 0, False
+    counts = [count for count in found if type(count) is int and count >= 0]
+    return (counts[0], counts[1], True) if len(counts) == 2 else (0, 0, False)
 
 
 def _text(value: Any) -> str | None:
