@@ -332,6 +332,15 @@ def test_a_row_that_never_gets_through_fails_alone(server: Server) -> None:
     assert {text_of(outcome) for outcome in found.values()} == {"well"}
 
 
+def test_many_rows_may_fail_while_others_are_answered(server: Server) -> None:
+    """Eight without an answer between them end the job; ten among answers do not."""
+    server.script = lambda asked, _: (
+        fault(500, "boom") if int(asked["messages"][-1]["content"].removeprefix("say r")) % 2 else ok("well")
+    )
+    found = ask(server.url, requests(20), retries=0, max_concurrent=1)
+    assert Counter(type(outcome) for outcome in found.values()) == {Failure: 10, Completion: 10}
+
+
 def test_a_row_that_hangs_every_time_fails_as_a_timeout(server: Server) -> None:
     server.script = lambda asked, _: None if asked["messages"][-1]["content"] == "say r0" else ok("well")
     failed = ask(server.url, requests(2), retries=1, timeout_seconds=0.2)["r0"]
@@ -833,8 +842,9 @@ def judged(project: Project, url: str, **changes: Any) -> None:
     project.write_config(echo_config(models=models, prompts=prompts, judges=judges))
 
 
+@pytest.mark.slow
 def test_a_served_judge_over_a_run_from_config_to_report(server: Server, project: Project) -> None:
-    """And the key is in no file and in nothing that is printed; a server that moves is asked nothing, another model all."""
+    """And the key is in no file and in nothing that is printed; a move asks nothing, another model all."""
     server.script = lambda *_: ok("A")
     judged(project, server.url)
     printed = project.done(JUDGE_KEY=CANARY)
@@ -866,6 +876,7 @@ def test_a_served_judge_over_a_run_from_config_to_report(server: Server, project
         moved.close()
 
 
+@pytest.mark.slow
 def test_without_its_key_a_judge_stops_in_one_line_and_nothing_is_asked(server: Server, project: Project) -> None:
     judged(project, server.url)
     result = project.run("--retries", "0")
@@ -874,6 +885,7 @@ def test_without_its_key_a_judge_stops_in_one_line_and_nothing_is_asked(server: 
     assert server.asked == []
 
 
+@pytest.mark.slow
 def test_jobs_of_one_served_model_share_its_limits(server: Server, project: Project) -> None:
     """Two judges ask it: one after the other, so that no more than max_concurrent requests are under way."""
 
