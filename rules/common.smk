@@ -175,11 +175,22 @@ def gpus_in(group):
     return lambda w: gpus_of(w) if worker_of_shard(w).group == group else 0
 
 
+def asks(name):
+    """An input function for the token of one served model: 1 for its jobs."""
+    return lambda w: 1 if unit_of(w).model == name else 0
+
+
 # A job that waits for a lease holds its tokens. With tokens of its own for each of gpus.groups, no job starts while its
 # group is taken, and none keeps another group's GPUs idle.
 GROUP_TOKENS = {f"gpu_group_{group.number}": gpus_in(group.number) for group in PLAN.groups}
 for group in PLAN.groups:
     workflow.register_resource(f"gpu_group_{group.number}", Resource(f"gpu_group_{group.number}", len(group.gpus)))
+
+# A served model's limits (max_concurrent, requests_per_minute) hold for one job, so it has one at a time.
+SERVED = [name for name, model in CONFIG.models.items() if model.endpoint is not None]
+GROUP_TOKENS |= {f"endpoint_{number}": asks(name) for number, name in enumerate(SERVED)}
+for number in range(len(SERVED)):
+    workflow.register_resource(f"endpoint_{number}", Resource(f"endpoint_{number}", 1))
 
 
 def may_fail(wildcards):

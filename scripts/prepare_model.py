@@ -26,6 +26,9 @@ def main() -> None:
     spec = decode(ModelSpec, args.spec)
     described = prepare(spec.name, spec.model, log)
     write_json(args.out, described)
+    if spec.model.endpoint is not None:
+        log(f"{spec.name}: served elsewhere as {spec.model.endpoint.model}, no weights here")
+        return
     log(f"{spec.name}: {described['parameters']:,} parameters in {described['folder']}")
 
 

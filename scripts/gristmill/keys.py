@@ -8,6 +8,8 @@
   of additions and so the last bits, as the neighbours in a batch do, and an answer that depends on those bits was never
   repeatable. A sampled answer names the family of engines that draw alike, and so does one that follows a JSON Schema:
   static and continuous write the same white space.
+- A model that is served elsewhere is known by its name at the server and by what `extra` adds, since its weights cannot
+  be looked at; where the server is stays out. Its answers, greedy ones too, are a family of their own: `endpoint`.
 - The overflow policy enters only for a prompt that does not fit, so that changing it asks only those rows again.
 """
 
@@ -38,6 +40,8 @@ QUANTIZATION: dict[str, JsonDict] = {
 #: Engines that draw the same answer from the same seed. `auto` is a family of its own: it may pick any of them, and who
 #: leaves the choice open gets no promise about the draws.
 DRAWS = {"static": "rows", "continuous": "rows"}
+#: Engines without weights and a dtype of their own; greedy answers too are known by their name.
+WEIGHTLESS = frozenset({"echo", "endpoint"})
 
 
 def digest(value: Any) -> str:
@@ -66,8 +70,8 @@ def model_identity(model: ModelConfig, weights: JsonDict, on_gpu: bool) -> JsonD
 
 
 def dtype_in_force(model: ModelConfig, weights: JsonDict, on_gpu: bool) -> str:
-    """The dtype that a model is loaded in; `auto` only where nothing tells: an echo model has none."""
-    if model.dtype != "auto" or model.engine == "echo":
+    """The dtype that a model is loaded in; `auto` only where nothing tells: one without weights has none."""
+    if model.dtype != "auto" or model.engine in WEIGHTLESS:
         return model.dtype
     return str(weights.get("dtype") or "auto") if on_gpu else "float32"
 
@@ -82,7 +86,7 @@ class RequestKeys:
             identity: `model_identity` of the model that answers.
             model: the model's config, for the overflow policy.
         """
-        greedy = identity if identity["engine"] == "echo" else identity | {"engine": None}
+        greedy = identity if identity["engine"] in WEIGHTLESS else identity | {"engine": None}
         self._sampled, self._greedy = (
             hashlib.sha256(b'{"model":' + canonical(found) + b',"overflow":') for found in (identity, greedy)
         )

@@ -21,6 +21,7 @@ from gristmill.engines import context_limit
 from gristmill.engines.overflow import overflows, refuse_empty, refuse_overflow
 from gristmill.errors import UserError
 from gristmill.files import LONE_SURROGATE, atomic_folder, check_seal, dumps, read_jsonl, with_checksum
+from gristmill.keys import WEIGHTLESS
 from gristmill.memory.estimate import Load
 from gristmill.memory.shapes import read_shape
 from gristmill.planning.memory import check_worker
@@ -119,7 +120,7 @@ def _refuse_unfit(
 
 
 def _token_counter(model: ModelConfig, weights: JsonDict) -> Callable[[Sequence[Request]], list[int]]:
-    if model.engine == "echo":
+    if model.engine in WEIGHTLESS:  # words: a server's tokenizer is not here, and only the balance depends on it
         from gristmill.engines.echo import EchoEngine
 
         return EchoEngine().prompt_tokens

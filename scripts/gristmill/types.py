@@ -17,7 +17,7 @@ JsonDict = dict[str, Any]
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "skipped"]
-FailureReason = Literal["out_of_memory", "non_finite_logits", "timeout"]
+FailureReason = Literal["out_of_memory", "non_finite_logits", "timeout", "server_error", "refused_by_server"]
 #: In generations.jsonl they stand as finish_reason of a row that a run may go on without (max_failed_ratio).
 FAILURE_REASONS: tuple[FailureReason, ...] = get_args(FailureReason)
 

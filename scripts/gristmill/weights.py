@@ -25,6 +25,7 @@ from gristmill import locks
 from gristmill.config.schema import ModelConfig
 from gristmill.errors import UserError, some
 from gristmill.files import read_json
+from gristmill.keys import digest
 from gristmill.memory.shapes import read_header
 from gristmill.types import JsonDict
 from gristmill.weight_files import require_whole
@@ -34,6 +35,7 @@ _KEYS = ("name", "folder", "weights_hash", "context_tokens")
 _SAMPLES, _SAMPLE_BYTES = 64, 65_536
 _LOCK_WAIT_S = 3600.0
 _ECHO = "echo"
+_SERVED = "endpoint:"
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _REMEDY = "remove it and run again (answers are kept)"
 
@@ -46,10 +48,11 @@ def prepare(name: str, model: ModelConfig, log: Callable[[str], None]) -> JsonDi
             theirs is cut or missing.
     """
     described: JsonDict = {"name": name, "source": model.source, "revision": model.revision}
-    if model.engine == "echo":
+    if (named := weightless(model)) is not None:
         empty: JsonDict = {"folder": None, "commit": None, "parameters": 0, "weights_bytes": 0, "context_tokens": None}
         empty |= {"dtype": None, "files": {}}
-        return described | empty | {"weights_hash": _ECHO}
+        empty |= {"served_model": model.endpoint.model} if model.endpoint is not None else {}
+        return described | empty | {"weights_hash": named}
     folder, commit = _locate(model, log)
     _require_weights(folder, model)
     require_whole(folder, model.allow_pickle)
@@ -84,12 +87,22 @@ def read_description(path: Path, name: str | None = None, model: ModelConfig | N
         raise UserError(f"{path} is not whole (it lacks {', '.join(lacking) or 'everything'}); {_REMEDY}")
     if model is not None:
         _require_same(path, described, {"name": name, "source": model.source, "revision": model.revision})
-        if (described["weights_hash"] == _ECHO) != (model.engine == _ECHO):
-            found = described["weights_hash"]
+        found, named = str(described["weights_hash"]), weightless(model)
+        if found != named and (named is not None or found == _ECHO or found.startswith(_SERVED)):
             raise UserError(
                 f"{path} has weights_hash {found!r}, but the config's engine is {model.engine!r}; {_REMEDY}"
             )
     return described
+
+
+def weightless(model: ModelConfig) -> str | None:
+    """What stands for the fingerprint of a model that has no weights here; None for one that has.
+
+    A served model is known by its name at the server and by what is asked of it beside the sampling.
+    """
+    if model.endpoint is not None:
+        return _SERVED + digest({"model": model.endpoint.model, "extra": model.endpoint.extra})
+    return _ECHO if model.engine == _ECHO else None
 
 
 def _require_same(path: Path, described: JsonDict, wanted: JsonDict) -> None:

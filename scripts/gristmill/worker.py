@@ -27,7 +27,7 @@ from gristmill.errors import UserError, some
 from gristmill.files import checked, read_jsonl, write_jsonl
 from gristmill.gpu import gpus, lease
 from gristmill.gpu.watch import Place, Watch
-from gristmill.keys import RequestKeys, model_identity
+from gristmill.keys import WEIGHTLESS, RequestKeys, model_identity
 from gristmill.manifest import installed_versions
 from gristmill.merging import allowed, part_line
 from gristmill.planning.workers import Worker
@@ -174,7 +174,8 @@ def _answer(job: _Job, requests: dict[str, Request], known: dict[str, Completion
         engine, why = _open(job, bool(devices), missing.values())
         load_s = time.monotonic() - start
         watch.loaded()
-        log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
+        where = "a server" if job.model.endpoint is not None else _device_names(devices)
+        log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {where}")
         log(f"layers: {getattr(engine, 'device_map', None) or 'none'}")
         loaded = {"load_seconds": round(load_s, 3)}  # with the worker's line, which also a killed job leaves
         segment = journal.Segment(shard.journal, _worker_info(shard, engine, why, devices) | loaded)
@@ -182,7 +183,7 @@ def _answer(job: _Job, requests: dict[str, Request], known: dict[str, Completion
         try:
             with segment, progress, stop.finishing(engine.stop):
                 failures = _journal_outcomes(engine, segment, missing, known, watch, progress)
-                segment.summarize(_summary(progress))
+                segment.summarize(_summary(progress) | _served(engine))
         finally:
             engine.close()
     stop.check()
@@ -232,7 +233,9 @@ def _devices(job: _Job) -> Iterator[list[Gpu]]:
 
 
 def _usable(shard: Shard, model: ModelConfig, config: GpusConfig) -> list[Gpu]:
-    """The GPUs of this host that the shard's worker may take."""
+    """The GPUs of this host that the shard's worker may take; none for a model that is served elsewhere."""
+    if model.engine == "endpoint":
+        return []
     wanted = _wanted(shard, config)
     there = gpus.usable(gpus.inventory(), os.environ, wanted)
     if not there and model.engine != "echo" and wanted != "auto":
@@ -250,7 +253,7 @@ def _filled(config: GpusConfig) -> lease.Foreign:
 
 
 def _open(job: _Job, on_gpu: bool, requests: Collection[Request]) -> tuple[Engine, str]:
-    if job.model.engine != "echo":
+    if job.model.engine not in WEIGHTLESS:
         require_prepared(job.weights)
         import torch
 
@@ -264,7 +267,13 @@ def _worker_info(shard: Shard, engine: Engine, why: str, devices: list[Gpu]) -> 
     info["devices"] = [asdict(gpu) for gpu in devices]
     for name in ("device_map", "dtype"):
         info[name] = getattr(engine, name, None)
-    return info | {"packages": installed_versions()}
+    return _served(engine) | info | {"packages": installed_versions()}
+
+
+def _served(engine: Engine) -> JsonDict:
+    """What a server says it is; the engine fills it at the first answer, before that is written."""
+    served = getattr(engine, "served", None)
+    return {} if served is None else {"served": served}
 
 
 def _summary(progress: Progress) -> dict[str, Any]:

@@ -173,6 +173,17 @@ def _reference_problems(config: Config) -> Iterable[str]:
         for run_name in dict.fromkeys(run for pair in judge.pairs for run in pair):
             yield from _unknown_name(f"judges.{name}.pairs", run_name, config.runs, "run")
         yield from _pair_problems(config, name)
+    yield from _endpoint_problems(config)
+
+
+def _endpoint_problems(config: Config) -> Iterable[str]:
+    """Sampling settings that a server has no key for, before anything is asked."""
+    runs = [(f"runs.{name}", run.model, run.sampling) for name, run in config.runs.items()]
+    judges = [(f"judges.{name}", judge.model, judge.sampling) for name, judge in config.judges.items()]
+    for key, name, sampling in runs + judges:
+        endpoint = config.models[name].endpoint if name in config.models else None
+        if endpoint is not None and (refusal := endpoint.refusal(sampling)) is not None:
+            yield f"{key}.{refusal}"
 
 
 def _names_alike(config: Config) -> Iterable[str]:

@@ -12,9 +12,10 @@ import json
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from gristmill.config.endpoint import EndpointConfig
+from gristmill.config.section import Section as Section
 from gristmill.types import Sampling
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -24,21 +25,10 @@ MetricName = Literal["exact_match", "contains"]
 Text = Annotated[str, StringConstraints(min_length=1)]
 #: A size of memory, for example 70GiB or 512 MB.
 Memory = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)? ?[KMGT]i?B$")]
-_NUMBERS = (int, float, int | None, float | None)
 
-
-class Section(BaseModel):
-    """A config section: unknown keys are errors, and nothing changes it after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads a bare yes, no, on or off as true or false, and pydantic would read those as 1 or 0."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in _NUMBERS:
-            raise PydanticCustomError("number_type", "Write a number")
-        return value
+#: What engine: endpoint reads of a model's section.
+_OF_ENDPOINTS = {"engine", "endpoint", "on_overflow", "shards_per_worker"}
+_IN_ENDPOINT = {"source": "model", "timeout_seconds": "timeout_seconds", "max_batch_rows": "max_concurrent"}
 
 
 class DatasetConfig(Section):
@@ -64,7 +54,7 @@ class ModelConfig(Section):
     """A model, where its weights come from and how it is placed on the GPUs of a group."""
 
     source: str | None = Field(
-        None, description="Hub id, local folder, or package:<module>/<file>.gguf. Not needed for engine: echo."
+        None, description="Hub id, local folder, or package:<module>/<file>.gguf. Not for engine: echo or endpoint."
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
@@ -93,9 +83,10 @@ class ModelConfig(Section):
     max_memory: dict[str, Memory] = Field(
         {}, description="Most memory for the weights on each of the worker's GPUs: {0: 70GiB, 1: 70GiB, cpu: 200GiB}."
     )
-    engine: Literal["auto", "static", "continuous", "vllm", "echo"] = Field(
-        "auto", description="What generates; auto picks and logs why."
+    engine: Literal["auto", "static", "continuous", "vllm", "echo", "endpoint"] = Field(
+        "auto", description="What generates; auto picks one that runs here and logs why."
     )
+    endpoint: EndpointConfig | None = Field(None, description="engine: endpoint: the server that answers.")
     attention: str | None = Field(None, description="attn_implementation of transformers; null lets it choose.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the weights.")
     allow_pickle: bool = Field(False, description="Accept .bin weights, which can run code when loaded.")
@@ -118,8 +109,24 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _source_is_there(self) -> ModelConfig:
-        if self.source is None and self.engine != "echo":
+        if self.source is None and self.engine not in ("echo", "endpoint"):
             raise ValueError("source is missing; give a hub id, a folder or package:<module>/<file>.gguf")
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint_is_served(self) -> ModelConfig:
+        if self.engine != "endpoint":
+            if self.endpoint is not None:
+                raise ValueError(f"endpoint is given, but engine is {self.engine}; set engine: endpoint, or remove it")
+            return self
+        if self.endpoint is None:
+            raise ValueError("engine is endpoint, but endpoint is missing; add endpoint: {base_url: …, model: …}")
+        for name, field in ModelConfig.model_fields.items():
+            if name not in _OF_ENDPOINTS and getattr(self, name) != field.default:
+                instead = f", set endpoint.{_IN_ENDPOINT[name]}" if name in _IN_ENDPOINT else ""
+                raise ValueError(f"{name} means nothing to a model that is served elsewhere; remove it{instead}")
+        if self.on_overflow.startswith("truncate"):
+            raise ValueError(f"on_overflow is {self.on_overflow}, which needs the tokenizer; use error or skip")
         return self
 
     @model_validator(mode="after")

@@ -54,7 +54,10 @@ class ModelSpec(Section):
     @classmethod
     def unplaced(cls, name: str, model: ModelConfig) -> ModelSpec:
         """The spec without the placement, as a rule's params carry it."""
-        return cls(name=name, model=ModelConfig.model_validate(model.model_dump(exclude=set(PLACEMENT))))
+        bare = model.model_dump(exclude=set(PLACEMENT))
+        if model.endpoint is not None:
+            bare["endpoint"] = model.endpoint.unplaced().model_dump()
+        return cls(name=name, model=ModelConfig.model_validate(bare))
 
     def placed(self, placements: str) -> ModelSpec:
         """The spec with its model's part of `encode_placements`."""
@@ -166,7 +169,9 @@ class ReportSpec(Section):
 
 def encode_placements(models: Mapping[str, ModelConfig]) -> str:
     """The placement of every model as one JSON argument."""
-    return json.dumps({name: model.model_dump(include=set(PLACEMENT)) for name, model in models.items()})
+    placed = {name: model.model_dump(include=set(PLACEMENT)) for name, model in models.items()}
+    placed |= {n: placed[n] | {"endpoint": m.endpoint.model_dump()} for n, m in models.items() if m.endpoint}
+    return json.dumps(placed)
 
 
 S = TypeVar("S", bound=Section)

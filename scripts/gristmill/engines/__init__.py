@@ -38,6 +38,10 @@ def open_engine(
         from gristmill.engines.echo import EchoEngine
 
         return EchoEngine(limit, model.on_overflow), "the config says engine: echo"
+    if model.endpoint is not None:
+        from gristmill.engines.endpoint.engine import EndpointEngine
+
+        return EndpointEngine(model.endpoint, model.on_overflow, log), "the config says engine: endpoint"
     from gristmill.engines.choice import Setting, choose
 
     folder = Path(weights["folder"])

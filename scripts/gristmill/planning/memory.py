@@ -13,6 +13,7 @@ from pathlib import Path
 from gristmill.config.schema import Config, ModelConfig
 from gristmill.errors import UserError
 from gristmill.files import read_json
+from gristmill.keys import WEIGHTLESS
 from gristmill.memory.estimate import GIB, MIB, Load, cache_bytes_per_token, dtype_bytes, weight_bytes
 from gristmill.memory.fitting import PROMPT_TOKENS, fit, require_fit, verdict
 from gristmill.memory.shapes import Shape, read_shape
@@ -60,7 +61,7 @@ def refuse_unfit(config: Config, plan: Plan, where: Where = local_folder, from_c
     problems: list[str] = []
     for name in plan.gpus_per_model:
         model = config.models[name]
-        folder = where(name, model) if model.engine != "echo" else None
+        folder = where(name, model) if model.engine not in WEIGHTLESS else None
         if folder is None or not (from_config or any(folder.glob("*.safetensors"))):
             continue
         shape = read_shape(folder)
@@ -84,6 +85,10 @@ def memory_lines(config: Config, plan: Plan, name: str, where: Where = local_fol
     model = config.models[name]
     if model.engine == "echo":
         return ["engine echo: no weights"]
+    if model.endpoint is not None:
+        key = model.endpoint.key_env
+        unset = f"; {key} is not set here" if key and not os.environ.get(key) else ""
+        return [f"engine endpoint: {model.endpoint.model} at {model.endpoint.base_url}{unset}"]
     folder = where(name, model)
     if folder is None:
         return ["memory: known when the weights are here; checked before any job waits for a GPU"]

@@ -5,6 +5,7 @@
 - A limit above the GPUs that may be used is lowered to them, and the plan says so.
 - GPUs that others fill without a lease are left out, unless that leaves none: then the jobs wait for them.
 - workers = tokens / gpus_per_model. A model larger than the tokens stops here: Snakemake would silently give it less.
+- A model that is served elsewhere (engine: endpoint) has one worker without a GPU.
 - With `gpus.groups` every group has workers of its own: of the group's gpus_per_model, or of the model's where that is
   larger. A model never gets fewer GPUs than it asks for.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gristmill.config.schema import Config, GpusConfig
+from gristmill.config.schema import Config, GpusConfig, ModelConfig
 from gristmill.errors import UserError
 from gristmill.gpu.gpus import usable as usable_of
 from gristmill.planning.workers import Worker
@@ -51,7 +52,7 @@ class Plan:
 
     tokens: int
     gpus: tuple[Gpu, ...]
-    #: What each model asks for itself.
+    #: What each model asks for itself; 0: it is served elsewhere.
     gpus_per_model: dict[str, int]
     cores: int | None
     #: N of `--resources gpu=N` as it was given.
@@ -70,6 +71,8 @@ class Plan:
     def workers_of(self, model: str) -> list[Worker]:
         """The model's workers, the fastest first; whose a shard is says `worker_of`."""
         size, left = self.gpus_per_model[model], self.tokens
+        if not size:
+            return [Worker(0)]
         if not self.groups:
             memory_mib = Group(self.gpus).memory_mib
             return [Worker(size, memory_mib=memory_mib)] * (left // size)
@@ -87,6 +90,8 @@ class Plan:
 
     def threads(self, model: str) -> int:
         """CPU threads for one worker, so that all workers together fit the cores."""
+        if not self.gpus_per_model[model]:
+            return 1
         if self.cores is None:
             return CLUSTER_THREADS
         share = max(1, self.cores // max(1, self.workers(model)))
@@ -126,7 +131,7 @@ def make_plan(
     free = [gpu for gpu in usable if gpu.uuid not in (busy or {})] or list(usable)
     groups = _groups(config.gpus, free)
     tokens = _tokens(config, free, limit, cluster)
-    sizes = {name: model.gpus_per_model for name, model in config.models.items() if _is_used(config, name)}
+    sizes = {name: _gpus_of(model) for name, model in config.models.items() if _is_used(config, name)}
     here = () if cluster else tuple(free)
     plan = Plan(tokens, here, sizes, None if cluster else cores, limit, cluster, groups, busy or {})
     for name in sizes:
@@ -215,6 +220,10 @@ def _refuse_too_many_shards(name: str, shards_per_worker: int, workers: int) -> 
             f"{shards_per_worker * workers} shards, over the {MAX_SHARDS} that are merged at once; "
             f"use {max(1, MAX_SHARDS // workers)} or less"
         )
+
+
+def _gpus_of(model: ModelConfig) -> int:
+    return 0 if model.endpoint is not None else model.gpus_per_model
 
 
 def _is_used(config: Config, model: str) -> bool:

@@ -59,6 +59,8 @@ def _gpu_line(gpu: Gpu, use: nvml.Use | None) -> str:
 
 
 def _model_line(plan: Plan, name: str, links: nvml.Links) -> str:
+    if not plan.gpus_per_model[name]:
+        return f"model {name}: served elsewhere, no GPU, {_worker_words(plan, name)}"
     if plan.groups:
         return "\n".join([f"model {name}: {_worker_words(plan, name)}", *_group_lines(plan, name, links)])
     size, workers = plan.gpus_per_model[name], plan.workers(name)

@@ -18,6 +18,9 @@ from gristmill.report.inputs import Manifest
 from gristmill.report.words import NONE, as_text, decimal
 from gristmill.types import JsonDict
 
+#: Stands where devices do for a model that is served elsewhere.
+SERVED = "a server"
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:
@@ -85,7 +88,9 @@ def _unit(name: str, kind: str, model: str, manifest: Manifest, sampling: Sampli
         weights_hash=as_text(manifest.weights.get("weights_hash") or NONE),
         engine=_all(worker.engine for worker in workers),
         dtype=_all(worker.dtype for worker in workers),
-        devices=_devices([device for worker in manifest.workers for device in worker.get("devices") or []]),
+        devices=SERVED
+        if any("served" in worker for worker in manifest.workers)
+        else _devices([device for worker in manifest.workers for device in worker.get("devices") or []]),
         speed=_speed([worker.tokens_per_s for worker in workers if worker.tokens_per_s is not None]),
         workers=workers,
         raw=json.dumps(manifest.raw, indent=2, ensure_ascii=False),
@@ -96,7 +101,7 @@ def _source(manifest: Manifest) -> str:
     """`org/model @ commit`, or what is known of it."""
     weights = manifest.weights
     pinned = weights.get("commit") or weights.get("revision")
-    source = weights.get("source")
+    source = weights.get("source") or weights.get("served_model")
     return " @ ".join(as_text(part) for part in (source, pinned) if part) or NONE
 
 
@@ -106,7 +111,7 @@ def _worker(worker: JsonDict) -> Worker:
         host=_first(worker, "host"),
         engine=_first(worker, "engine"),
         why=_first(worker, "why", "engine_why", "engine_reason", "reason"),
-        devices=_devices(worker.get("devices")),
+        devices=_devices(worker.get("devices")) if worker.get("served") is None else SERVED,
         dtype=_first(worker, "dtype"),
         load_s=worker.get("load_seconds"),
         generate_s=worker.get("generate_seconds"),
