@@ -33,7 +33,7 @@ DECLARED = re.compile(
     re.MULTILINE,
 )
 BRACED = re.compile(r"(?<!\w)\(([A-J])\)(?!\w)")
-ALONE = re.compile(rf"[\s*_#>\"'`(\[-]{{0,12}}{LETTER}(?:[\s*_\"'`)\].]{{0,12}}|[).:][ \t*]{{1,8}}\S.{{0,500}})")
+ALONE = re.compile(rf"[\s*_#>\"'`(\[-]{{0,12}}{LETTER}(?:[\s*_\"'`)\].]{{0,12}}|[).:][ \t*]{{1,8}}(?!.*\b[A-J][).:])\S.{{0,500}})")
 NEGATED = re.compile(r"(?i:\b(?:not|neither|nor|never|isn't|n't)|\bno)[\s*_(]{1,8}\Z")
 
 
@@ -44,7 +44,8 @@ def read_choice(text: str) -> str | None:
         found = pattern.findall(straight)
         if found:
             return str(found[-1])
-    return _only(_braced(straight)) or _last_line(straight)
+    braced = list(_braced(straight))
+    return _only(braced) if braced else _last_line(straight)
 
 
 def expected_choices(reference: object) -> tuple[str, ...]:

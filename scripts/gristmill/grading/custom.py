@@ -95,5 +95,5 @@ def called(function: Function, path: str, text: str, row: dict[str, Any]) -> boo
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)) and 0 <= value <= 1:
-        return float(value)
+        return bool(value) if value in (0, 1) else float(value)
     raise UserError(f"{path} gave {repr(value)[:80]}; return {_GRADES}")

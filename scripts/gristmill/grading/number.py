@@ -7,7 +7,8 @@ Looked for from the most to the least explicit, the last one of its kind each ti
     \boxed{18}
     18               any number that stands by itself
 
-Thousands commas, signs, `$` and `%` are read and left out; 1,000, 1000 and 1000.0 are one number.
+Thousands commas, signs, `$` and `%` are read and left out; 1,000, 1000 and 1000.0 are one number. A part of a fraction
+or of a date (3/4) is no number.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from gristmill.grading.text import alternatives, last_of, plain
 
 DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 #: A sign may stand before or after the currency.
-VALUE = rf"([+-]?)(?:\\?[$€£])?[ ]?([+-]?)({DIGITS})"
+VALUE = rf"([+-]?)(?:\\?[$€£])?[ ]?([+-]?)({DIGITS})(?![0-9]|[.,][0-9]|/[0-9])"
 #: What markup may stand before a declared number.
 MARKUP = r"(?:[\s*_\"'`(]|\\\(|\\\[|\\boxed\{|\$(?=\\)){0,12}"
-HASHES = re.compile(rf"####[ \t]{{0,8}}{VALUE}(?![.)][ \t]+\S|[0-9:])", re.ASCII)
+HASHES = re.compile(rf"####[ \t]{{0,8}}{VALUE}(?![.)][ \t]+\S|:)", re.ASCII)
 DECLARED = re.compile(
-    rf"(?:^[ \t*_]{{0,8}}A[*_]{{0,4}}:|\b(?i:answer)[*_\"' \t]{{0,8}}(?::|=|(?i:is\b):?)){MARKUP}{VALUE}(?![0-9^])",
+    rf"(?:^[ \t*_]{{0,8}}A[*_]{{0,4}}:|\b(?i:answer)[*_\"' \t]{{0,8}}(?::|=|(?i:is\b):?)){MARKUP}{VALUE}(?!\^)",
     re.ASCII | re.MULTILINE,
 )
 BOXED = re.compile(rf"\\boxed\{{[ ]?{VALUE}", re.ASCII)
-STANDING = re.compile(rf"(?<![\w.^])(?<![0-9],){VALUE}(?!\w|[.,][0-9]|\^)", re.ASCII)
+STANDING = re.compile(rf"(?<![\w.^])(?<![0-9][,/]){VALUE}(?!\w|\^)", re.ASCII)
 
 
 def read_number(text: str) -> str | None:
