@@ -65,7 +65,9 @@ def test_every_gold_solution_has_its_number() -> None:
     gold = [str(row["answer"]) for row in read_jsonl(DATA / "gsm8k" / "test.jsonl")]
     numbers = [read_number(text) for text in gold]
     assert sum(float(number or "nan") for number in numbers) == EXPECTED["gsm8k"]["gold_sum"]
-    assert sum(number is not None and number.startswith("-") for number in numbers) == EXPECTED["gsm8k"]["gold_negative"]
+    assert (
+        sum(number is not None and number.startswith("-") for number in numbers) == EXPECTED["gsm8k"]["gold_negative"]
+    )
 
 
 # pass@k
@@ -112,7 +114,10 @@ def test_hatecheck_called_hateful_throughout_has_the_known_numbers_in_29_functio
 
 def test_an_answer_in_hatechecks_own_words_is_read_as_its_label() -> None:
     labels = {"hateful": [], "non-hateful": ["not hateful"]}
-    said = {"hateful": ["Hateful.", "It is hateful"], "non-hateful": ["Non-hateful", "non hateful", "It is not hateful."]}
+    said = {
+        "hateful": ["Hateful.", "It is hateful"],
+        "non-hateful": ["Non-hateful", "non hateful", "It is not hateful."],
+    }
     pairs = [(label, text) for label, texts in said.items() for text in texts]
     lines = itertools.starmap(lambda label, text: answer(text, text, label), pairs)
     grades, _ = tallied(lines, metrics=["label"], labels=labels)
