@@ -3,7 +3,6 @@
 Some rows are offensive: a failure names ids and labels, never texts.
 """
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from gristmill.config.specs import MetricsSpec
 from gristmill.files import read_jsonl
-from gristmill.grading.number import read_number
+from gristmill.grading.number import DECLARED, read_number
 from gristmill.metrics import RunTally
 from gristmill.rows import read_rows
 from gristmill.samples import pass_at_k
@@ -61,13 +60,22 @@ def test_the_number_metric_grades_every_stored_solution_as_its_authors_did(model
     assert metrics["n"] == 1319
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_the_solutions_that_declare_no_answer_are_as_many_as_were_counted(model: str) -> None:
+    undeclared = [n for n, row in enumerate(solutions()) if not DECLARED.search(row[model]["solution"])]
+    assert len(undeclared) == EXPECTED["gsm8k"][model]["no_answer"]
+
+
 def test_every_gold_solution_has_its_number() -> None:
+    expected = EXPECTED["gsm8k"]
     gold = [str(row["answer"]) for row in read_jsonl(DATA / "gsm8k" / "test.jsonl")]
-    numbers = [read_number(text) for text in gold]
-    assert sum(float(number or "nan") for number in numbers) == EXPECTED["gsm8k"]["gold_sum"]
-    assert (
-        sum(number is not None and number.startswith("-") for number in numbers) == EXPECTED["gsm8k"]["gold_negative"]
-    )
+    numbers = [read_number(text) or "nan" for text in gold]
+    assert sum(map(float, numbers)) == expected["gold_sum"]
+    assert sum(number.startswith("-") for number in numbers) == expected["gold_negative"]
+    written = [text.rpartition("#### ")[2].strip() for text in gold]
+    differ = [text for text, number in zip(written, numbers, strict=True) if text != number]
+    assert all("," in text for text in differ)
+    assert len(differ) == expected["gold_with_comma"]
 
 
 # pass@k
@@ -110,15 +118,3 @@ def test_hatecheck_called_hateful_throughout_has_the_known_numbers_in_29_functio
     assert len(slices) == expected["functionalities"]
     assert {entry["label"]["value"] for entry in slices.values()} == {0.0, 1.0}
     assert sum(entry["n"] for entry in slices.values()) == expected["n"]
-
-
-def test_an_answer_in_hatechecks_own_words_is_read_as_its_label() -> None:
-    labels = {"hateful": [], "non-hateful": ["not hateful"]}
-    said = {
-        "hateful": ["Hateful.", "It is hateful"],
-        "non-hateful": ["Non-hateful", "non hateful", "It is not hateful."],
-    }
-    pairs = [(label, text) for label, texts in said.items() for text in texts]
-    lines = itertools.starmap(lambda label, text: answer(text, text, label), pairs)
-    grades, _ = tallied(lines, metrics=["label"], labels=labels)
-    assert [line["extracted"]["label"] for line in grades] == [label for label, _ in pairs]
