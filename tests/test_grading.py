@@ -147,7 +147,7 @@ def test_a_choice_is_one_of_the_letters_or_none(text: str) -> None:
         ("Hateful.", "hateful"),
         ("At first hateful, in the end non-hateful", "non-hateful"),
         ("non hateful", "non-hateful"),
-        ("NON‑HATEFUL", "non-hateful"),
+        ("NON\u2011HATEFUL", "non-hateful"),
         ("It is not hateful", "non-hateful"),
         ("No, **hateful**", "hateful"),
         ("_hateful_", "hateful"),

@@ -165,5 +165,5 @@ def test_pass_at_k_is_clustered_too() -> None:
 
 
 def test_a_row_without_the_cluster_is_refused() -> None:
-    with pytest.raises(UserError, match="row b has no 'topic', which runs.direct.cluster names"):
+    with pytest.raises(UserError, match=r"row b has no 'topic', which runs\.direct\.cluster names"):
         tallied([answer("a", "x", "x", row={"topic": 1}), answer("b", "x", "x")], cluster="topic")

@@ -46,12 +46,20 @@ class Mark(NamedTuple):
 class Grader(Protocol):
     """One metric. `expected` is asked first; a row for which it is None has no grade."""
 
-    #: Whether `extracted` stands in grades.jsonl.
-    extracts: bool
-    #: Whether the most frequent answer of a row's samples means anything.
-    votes: bool
-    #: Whether every grade is true or false.
-    binary: bool
+    @property
+    def extracts(self) -> bool:
+        """Whether `extracted` stands in grades.jsonl."""
+        ...
+
+    @property
+    def votes(self) -> bool:
+        """Whether the most frequent answer of a row's samples means anything."""
+        ...
+
+    @property
+    def binary(self) -> bool:
+        """Whether every grade is true or false."""
+        ...
 
     def expected(self, reference: Any) -> Any | None:
         """What the reference says; None when there is none. Raises UserError for one that the metric cannot use."""

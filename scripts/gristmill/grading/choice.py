@@ -36,8 +36,6 @@ BRACED = re.compile(r"(?<!\w)\(([A-J])\)(?!\w)")
 #: The words of a choice behind its letter; with a second letter among them it is a list.
 WORDS = r"[).:][ \t*]{1,8}(?!.*\b[A-J][).:])\S.{0,500}"
 ALONE = re.compile(rf"[\s*_#>\"'`(\[-]{{0,12}}{LETTER}(?:[\s*_\"'`)\].]{{0,12}}|{WORDS})")
-    rf"[\s*_#>\"'`(\[-]{{0,12}}{LETTER}(?:[\s*_\"'`)\].]{{0,12}}|[).:][ \t*]{{1,8}}(?!.*\b[A-J][).:])\S.{{0,500}})"
-)
 NEGATED = re.compile(r"(?i:\b(?:not|neither|nor|never|isn't|n't)|\bno)[\s*_(]{1,8}\Z")
 
 
