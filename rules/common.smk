@@ -282,7 +282,8 @@ def grades_of(wildcards):
 def agreement_of(wildcards):
     """The options that compare a judge with the run's headline metric, as a list of arguments."""
     found = grades_of(wildcards)
-    return ["--grades", *found, "--metric", metric_name(CONFIG.runs[target_runs(wildcards)[0]].metrics[0])] if found else []
+    metrics = CONFIG.runs[target_runs(wildcards)[0]].metrics
+    return ["--grades", *found, "--metric", metric_name(metrics[0])] if found else []
 
 
 def parts_of(folder):

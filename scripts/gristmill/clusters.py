@@ -15,8 +15,8 @@ from typing import Protocol
 
 from gristmill.intervals import Interval
 
-#: A spread below this share of the scores' range is rounding.
-ROUNDING = 1e-12
+#: A standard error below this is rounding.
+ROUNDING = 1e-7
 
 
 class Scores(Protocol):

@@ -7,8 +7,8 @@ Looked for from the most to the least explicit, the last one of its kind each ti
     \boxed{18}
     18               any number that stands by itself
 
-Thousands commas, signs, `$` and `%` are read and left out; 1,000, 1000 and 1000.0 are one number. A part of a fraction
-or of a date (3/4) is no number.
+Thousands commas, signs, `$` and `%` are read and left out; 1,000, 1000 and 1000.0 are one number. A fraction, a date
+or a version (3/4, 1.2.3) is no number, and an answer that declares one has none.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from gristmill.grading.text import alternatives, last_of, plain
 
 DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 #: A sign may stand before or after the currency.
-VALUE = rf"([+-]?)(?:\\?[$€£])?[ ]?([+-]?)({DIGITS})(?![0-9]|[.,][0-9]|/[0-9])"
+VALUE = rf"([+-]?)(?:\\?[$€£])?[ ]?([+-]?)({DIGITS})(?![0-9])"
+#: What makes a declared number something else: the rest of a fraction, a date or a version.
+TAIL = r"((?:[.,/][0-9]+)*)"
 #: What markup may stand before a declared number.
 MARKUP = r"(?:[\s*_\"'`(]|\\\(|\\\[|\\boxed\{|\$(?=\\)){0,12}"
-HASHES = re.compile(rf"####[ \t]{{0,8}}{VALUE}(?![.)][ \t]+\S|:)", re.ASCII)
+HASHES = re.compile(rf"####[ \t]{{0,8}}{VALUE}{TAIL}(?![.)][ \t]+\S|:)", re.ASCII)
 DECLARED = re.compile(
-    rf"(?:^[ \t*_]{{0,8}}A[*_]{{0,4}}:|\b(?i:answer)[*_\"' \t]{{0,8}}(?::|=|(?i:is\b):?)){MARKUP}{VALUE}(?!\^)",
+    rf"(?:^[ \t*_]{{0,8}}A[*_]{{0,4}}:|\b(?i:answer)[*_\"' \t]{{0,8}}(?::|=|(?i:is\b):?)){MARKUP}{VALUE}{TAIL}(?!\^)",
     re.ASCII | re.MULTILINE,
 )
-BOXED = re.compile(rf"\\boxed\{{[ ]?{VALUE}", re.ASCII)
-STANDING = re.compile(rf"(?<![\w.^])(?<![0-9][,/]){VALUE}(?!\w|\^)", re.ASCII)
+BOXED = re.compile(rf"\\boxed\{{[ ]?{VALUE}{TAIL}", re.ASCII)
+STANDING = re.compile(rf"(?<![\w.^])(?<![0-9][,/]){VALUE}()(?!\w|[.,/][0-9]|\^)", re.ASCII)
 
 
 def read_number(text: str) -> str | None:
@@ -37,7 +39,7 @@ def read_number(text: str) -> str | None:
     straight = plain(text)
     for pattern in (HASHES, DECLARED, BOXED, STANDING):
         if (last := last_of(pattern.finditer(straight))) is not None:
-            return _shortest("-" if "-" in (last[1], last[2]) else "", last[3])
+            return None if last[4] else _shortest("-" if "-" in (last[1], last[2]) else "", last[3])
     return None
 
 
