@@ -14,6 +14,7 @@ from gristmill.config.check import check_data, rows_up_to
 from gristmill.config.comparisons import compare_spec
 from gristmill.config.load import load_config
 from gristmill.config.repeated import refuse_repeated_keys
+from gristmill.config.schema import metric_name
 from gristmill.errors import UserError
 from gristmill.files import write_bytes
 from gristmill.keys import code_digest
@@ -100,7 +101,10 @@ PLACED = [*PLACEMENTS, "--workers", encode_workers(PLAN.all_workers())]
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
 RENDER_CODE = code_digest("prompts", "rendering", "rows")
 QUESTION_CODE = code_digest("prompts", "judging.items", "judging.requests")
-METRICS_CODE = code_digest("grading", "intervals", "stats.intervals", "metrics", "gpu.usage")
+METRICS_CODE = code_digest(
+    *("grading", "thinking", "classification", "samples", "clusters", "intervals", "stats.intervals", "metrics"),
+    "gpu.usage",
+)
 VERDICT_CODE = code_digest(
     *[f"judging.{name}" for name in ("items", "readout", "reliability", "tallies", "verdicts")],
     "intervals",
@@ -218,9 +222,12 @@ def model_spec(wildcards):
 
 
 def requests_spec(wildcards):
-    sampling = unit_of(wildcards).sampling
+    run = unit_of(wildcards)
+    labels = list(run.label_names()) if run.readout == "likelihood" else []
     return specs.encode(
-        specs.RequestsSpec(dataset=dataset_of(wildcards), prompt=prompt_of(wildcards), sampling=sampling)
+        specs.RequestsSpec(
+            dataset=dataset_of(wildcards), prompt=prompt_of(wildcards), sampling=run.sampling, labels=labels
+        )
     )
 
 
@@ -248,7 +255,15 @@ def verdict_spec(wildcards):
 def metrics_spec(wildcards):
     run = unit_of(wildcards)
     named = {"dataset": run.dataset, "model": run.model, "prompt": run.prompt}
-    return specs.encode(specs.MetricsSpec(run=wildcards.run, metrics=run.metrics, slices=run.slices, **named))
+    read = {"labels": run.label_names(), "readout": run.readout, "samples": run.sampling.samples}
+    graded = {"metrics": run.metrics, "slices": run.slices, "cluster": run.cluster}
+    return specs.encode(specs.MetricsSpec(run=wildcards.run, **named, **graded, **read))
+
+
+def metric_code_of(wildcards):
+    """Fingerprints of the modules in the working directory that a run's own metrics come from, to notice an edit."""
+    own = [metric["python"] for metric in unit_of(wildcards).metrics if isinstance(metric, dict) and "python" in metric]
+    return content_of(*[path.partition(":")[0].replace(".", "/") + ".py" for path in own])
 
 
 COMPARISONS = compare_spec(CONFIG)
@@ -304,7 +319,8 @@ def grades_of(wildcards):
 def agreement_of(wildcards):
     """The options that compare a judge with the run's headline metric, as a list of arguments."""
     found = grades_of(wildcards)
-    return ["--grades", *found, "--metric", CONFIG.runs[target_runs(wildcards)[0]].metrics[0]] if found else []
+    metrics = CONFIG.runs[target_runs(wildcards)[0]].metrics
+    return ["--grades", *found, "--metric", metric_name(metrics[0])] if found else []
 
 
 def parts_of(folder):

@@ -14,6 +14,7 @@ rule metrics:
     params:
         spec=metrics_spec,
         code=METRICS_CODE,
+        own=metric_code_of,
     shell:
         program("metrics.py") + " --spec {params.spec:q} --generations {input:q} "
         "--gpu-samples results/runs/{wildcards.run}/gpu "

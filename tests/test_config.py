@@ -120,7 +120,7 @@ def test_a_misspelt_key_inside_a_list_is_named_with_its_place(root: Path) -> Non
 
 def test_a_key_like_no_other_gets_the_list_of_keys(root: Path) -> None:
     line = refusal("runs.one.xyzzy", 1)
-    assert line.startswith("runs.one.xyzzy is not a known key; known here: dataset, formats, max_failed_ratio, metrics")
+    assert line.startswith("runs.one.xyzzy is not a known key; known here: cluster, dataset, formats, labels, max_fai")
 
 
 @pytest.mark.parametrize("place", ["datasets", "models", "prompts", "runs"])
@@ -317,7 +317,8 @@ def test_a_wrong_value_is_named_with_its_key_and_what_would_do(root: Path, place
 @pytest.mark.parametrize(
     ("place", "value", "start"),
     [
-        ("runs.one.metrics", ["exact"], "runs.one.metrics.0 is 'exact'; it should be 'exact_match' or 'contains'"),
+        ("runs.one.metrics", ["exactly"], "runs.one.metrics.0 is 'exactly'; it should be 'exact', 'exact_match', "),
+        ("runs.one.metrics", [{"regexp": "a"}], "runs.one.metrics.0.regexp is 'regexp'; it should be 'regex' or 'pyt"),
         ("runs.one.formats", ["csv", "xlsx"], "runs.one.formats.1 is 'xlsx'; it should be 'csv' or 'parquet'"),
         ("runs.one.sampling.stop", ["x", ""], "runs.one.sampling.stop.1 is ''; "),
         ("gpus.devices", [0, [1]], "gpus.devices.1 is [1]; it should be a valid integer, or write text"),
@@ -580,6 +581,11 @@ def test_a_slice_that_is_no_column_is_refused(root: Path) -> None:
     assert line.startswith(
         "runs.one.slices: 'topics' is not a column of questions; columns: id, question, reference, topic"
     )
+
+
+def test_a_metric_of_ones_own_needs_no_reference_column_and_a_cluster_needs_its_column(root: Path) -> None:
+    check_data(load(edited("runs.far.metrics", [{"python": "mine:f"}])))
+    assert refusal("runs.far.cluster", "nowhere").startswith("runs.far.cluster: 'nowhere' is not a column of others; ")
 
 
 def test_metrics_need_a_reference_column(root: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gristmill.config.specs import MetricsSpec, encode
 from gristmill.errors import UserError
 from gristmill.files import write_jsonl
-from gristmill.grading import contains, exact_match, grade, normalize
+from gristmill.grading import contains, exact_match, grade, graders, normalize
 from gristmill.intervals import RowScores
 from gristmill.metrics import MAX_SLICES, RunTally, slice_key
 
@@ -152,7 +152,7 @@ def test_contains_does_not_find_a_part_of_a_word_or_number(text: str, reference:
 
 @pytest.mark.parametrize("reference", [None, "", " \n", [], [None], ["", None]])
 def test_without_a_reference_the_grade_is_null(reference: Any) -> None:
-    assert grade(answer("r", "x", reference), ["exact_match", "contains"])["grades"] == {
+    assert grade(answer("r", "x", reference), graders(["exact_match", "contains"]))[0]["grades"] == {
         "exact_match": None,
         "contains": None,
     }
@@ -161,13 +161,14 @@ def test_without_a_reference_the_grade_is_null(reference: Any) -> None:
 @pytest.mark.parametrize("reference", [{"a": 1}, [["nested"]]])
 def test_an_object_as_reference_is_refused_with_the_row(reference: Any) -> None:
     with pytest.raises(UserError, match="row r: the reference is"):
-        grade(answer("r", "x", reference), ["contains"])
+        grade(answer("r", "x", reference), graders(["contains"]))
 
 
 @pytest.mark.parametrize(("text", "reason"), [(None, "skipped"), ("", "empty"), (" \n\u3000", "empty")])
 def test_a_missing_or_blank_answer_is_wrong_without_being_read(text: str | None, reason: str) -> None:
-    line = grade(answer("r", text, "?"), ["contains"])
-    assert line == {"id": "r", "sample": 0, "grades": {"contains": False}, "invalid": reason, "truncated": False}
+    line, _ = grade(answer("r", text, "?"), graders(["contains"]))
+    graded = {"grades": {"contains": False}, "extracted": {}, "invalid": reason, "truncated": False}
+    assert line == {"id": "r", "sample": 0, **graded}
 
 
 @given(text=st.text(), reference=st.text(min_size=1))
@@ -209,6 +210,7 @@ def test_a_runs_metrics_have_every_key_that_is_documented() -> None:
         "invalid": {
             "skipped": 2,
             "empty": 1,
+            "unclosed_thinking": 0,
             "out_of_memory": 0,
             "non_finite_logits": 0,
             "timeout": 0,
@@ -216,6 +218,7 @@ def test_a_runs_metrics_have_every_key_that_is_documented() -> None:
             "refused_by_server": 0,
         },
         "failed_rows": [],
+        "cluster": None,
         "truncated": 1,
         "prompts_cut": 1,
         "prompt_tokens": 60,

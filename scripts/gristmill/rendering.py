@@ -22,6 +22,7 @@ def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
     """
     renderer = PromptRenderer(spec.prompt)
     sampling = spec.sampling.for_requests()
+    labels: JsonDict = {"labels": spec.labels} if spec.labels else {}
     for row in dataset_rows(spec.dataset, spec.dataset.max_rows):
         try:
             messages = renderer.render(run_variables(row.fields))
@@ -30,7 +31,7 @@ def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
         others = {name: value for name, value in row.fields.items() if name != "reference"}
         for sample in range(spec.sampling.samples):
             request = Request(row.id, sample, "", messages, sampling)
-            yield request_to_json(request) | {"reference": row.fields.get("reference"), "row": others}
+            yield request_to_json(request) | labels | {"reference": row.fields.get("reference"), "row": others}
 
 
 def dataset_rows(dataset: DatasetConfig, max_rows: int | None) -> Iterator[Row]:

@@ -74,7 +74,10 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
         for column in run.slices:
             if column not in there:
                 yield f"runs.{name}.slices: {column!r} is not a column of {run.dataset}; columns: {listed}"
-        if run.metrics and "reference" not in there:
+        if run.cluster is not None and run.cluster not in there:
+            yield f"runs.{name}.cluster: {run.cluster!r} is not a column of {run.dataset}; columns: {listed}"
+        own = [metric for metric in run.metrics if isinstance(metric, dict) and "python" in metric]
+        if len(own) < len(run.metrics) and "reference" not in there:
             yield (
                 f"runs.{name}.metrics need a column 'reference' in {run.dataset}; "
                 f"name one with datasets.{run.dataset}.fields, for example {{reference: answer}}; columns: {listed}"

@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -20,9 +22,12 @@ from gristmill.types import Sampling
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=80)]
-MetricName = Literal["exact_match", "contains"]
+MetricName = Literal["exact", "exact_match", "contains", "number", "choice", "label"]
 #: A stop text or a label: an empty one would be found everywhere.
 Text = Annotated[str, StringConstraints(min_length=1)]
+#: A metric by name, or {regex: pattern} or {python: package.module:function}.
+Metric = MetricName | dict[Literal["regex", "python"], Text]
+FUNCTION_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 #: A size of memory, for example 70GiB or 512 MB.
 Memory = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)? ?[KMGT]i?B$")]
 
@@ -217,12 +222,84 @@ class RunConfig(Section):
     model: str
     prompt: str
     sampling: SamplingConfig = SamplingConfig.model_validate({})
-    metrics: list[MetricName] = Field([], description="Grades against `reference`; the first is the headline.")
+    metrics: list[Metric] = Field(
+        [],
+        description="Grades against `reference`; the first is the headline. A name, {regex: pattern} or "
+        "{python: package.module:function}.",
+    )
+    labels: dict[Text, list[Text]] | list[Text] = Field(
+        [], description="The classes of a classification, each with other spellings: {hateful: [], neutral: [none]}."
+    )
+    readout: Literal["text", "likelihood"] = Field(
+        "text", description="text: the label is read from the answer; likelihood: the most likely one of the labels."
+    )
+    cluster: str | None = Field(
+        None, description="Column whose equal values belong together (a document, a template): intervals respect it."
+    )
     slices: list[str] = Field([], description="Columns whose values get a score of their own.")
     max_failed_ratio: float = Field(
         0.0, ge=0, le=1, description="Share of rows that may fail (out of memory, timeout …) before the run stops."
     )
     formats: list[Literal["csv", "parquet"]] = Field([], description="Copies of generations.jsonl to write beside it.")
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics_can_be_read(cls, metrics: list[Metric]) -> list[Metric]:
+        for metric in metrics:
+            if isinstance(metric, dict):
+                _check_own_metric(metric)
+        return metrics
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> RunConfig:
+        labels, graded = self.label_names(), "label" in self.metrics
+        if graded and not labels:
+            raise ValueError("metrics has label, but there are no labels; list them in labels")
+        if labels and not graded and self.readout == "text":
+            raise ValueError("labels are read by the metric label; add it to metrics, or remove labels")
+        if self.readout == "likelihood" and not labels:
+            raise ValueError("readout is likelihood, but there are no labels; list them in labels")
+        if self.readout == "likelihood" and self.sampling.samples > 1:
+            raise ValueError(
+                f"sampling.samples is {self.sampling.samples}, but a likelihood is the same each time; leave it at 1"
+            )
+        _check_labels(labels)
+        return self
+
+    def label_names(self) -> dict[str, list[str]]:
+        """Label → its other spellings."""
+        return dict(self.labels) if isinstance(self.labels, dict) else {label: [] for label in self.labels}
+
+
+def metric_name(metric: Metric) -> str:
+    """The name under which a metric's numbers stand: `number`, `regex: \\d+`, `python: mine:passes`."""
+    return metric if isinstance(metric, str) else next(f"{kind}: {value}" for kind, value in metric.items())
+
+
+def _check_own_metric(metric: Mapping[Literal["regex", "python"], str]) -> None:
+    from gristmill.grading.custom import compiled
+
+    if len(metric) != 1:
+        raise ValueError(f"a metric of your own has one key, and this has {len(metric)}; write regex or python")
+    if "regex" in metric:
+        compiled(metric["regex"])
+    elif not FUNCTION_PATTERN.fullmatch(metric["python"]):
+        raise ValueError(f"{metric['python']!r} names no function; write package.module:function")
+
+
+def _check_labels(labels: Mapping[str, list[str]]) -> None:
+    from gristmill.grading.labels import label_key
+
+    if len(labels) == 1:
+        raise ValueError(f"labels has only {next(iter(labels))!r}; name two or more")
+    owners: dict[str, str] = {}
+    for label, aliases in labels.items():
+        for name in (label, *aliases):
+            if not label_key(name):
+                raise ValueError(f"labels: {name!r} of {label!r} is blank; write a word")
+            owner = owners.setdefault(label_key(name), label)
+            if owner != label:
+                raise ValueError(f"labels: {name!r} stands for {owner!r} and for {label!r}; a spelling has one label")
 
 
 class ReliabilityBar(Section):

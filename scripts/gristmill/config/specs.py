@@ -16,7 +16,7 @@ from gristmill.config.schema import (
     Config,
     DatasetConfig,
     JudgeConfig,
-    MetricName,
+    Metric,
     ModelConfig,
     PromptConfig,
     ReliabilityBar,
@@ -43,6 +43,8 @@ class RequestsSpec(Section):
     dataset: DatasetConfig
     prompt: PromptConfig
     sampling: SamplingConfig
+    #: The answers whose likelihoods are asked for, in this order; none: text is.
+    labels: list[str] = []
 
 
 class ModelSpec(Section):
@@ -91,8 +93,12 @@ class MetricsSpec(Section):
     dataset: str
     model: str
     prompt: str
-    metrics: list[MetricName]
+    metrics: list[Metric]
     slices: list[str]
+    labels: dict[str, list[str]] = {}
+    readout: Literal["text", "likelihood"] = "text"
+    cluster: str | None = None
+    samples: int = 1
 
 
 class Comparison(Section):

@@ -15,7 +15,8 @@ STOP_TEXT_TOKENS = 4
 def read_answer(item: Prepared, row: Sequence[int], chat: ChatEncoder, seconds: float) -> Completion:
     """The answer in generated ids: up to the first token that ends an answer, then up to the first stop text.
 
-    What stands behind either, the end token included, is padding of a batch or the engine's own.
+    What stands behind either, the end token included, is padding of a batch or the engine's own. A reasoning block
+    that the prompt opened gets its opening tag back, so that the text is whole; its tokens are the prompt's.
     """
     end = first_end(row, chat)
     ids = list(row if end is None else row[:end])
@@ -26,6 +27,7 @@ def read_answer(item: Prepared, row: Sequence[int], chat: ChatEncoder, seconds: 
             text, finish = text.partition(stop)[0], "stop"
     if finish == "stop" and end is None:  # tokens after a stop text are padding of the batch
         ids = chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+    text = chat.opened_thinking(item.ids) + text
     request = item.request
     return Completion(
         request.id, request.sample, request.variant, text, finish, len(item.ids), len(ids), seconds, item.cut_tokens

@@ -18,9 +18,12 @@ from typing import Any
 from gristmill.config.schema import ModelConfig
 from gristmill.errors import UserError
 from gristmill.files import read_json
+from gristmill.thinking import opening
 from gristmill.types import Message
 
 _PROBE = "gristmill-probe"
+#: As many tokens as an opening tag and the space behind it can take.
+_OPENING_TOKENS = 16
 
 
 class ChatEncoder:
@@ -67,6 +70,10 @@ class ChatEncoder:
         """An answer's text without special tokens."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
+
+    def opened_thinking(self, prompt: Sequence[int]) -> str:
+        """The tag with which a prompt's ids open a reasoning block for the model (`<think>\\n`); empty when none."""
+        return opening(self.tokenizer.decode(list(prompt[-_OPENING_TOKENS:]), skip_special_tokens=False))
 
     def stop_ids(self) -> list[int]:
         """Every token id that ends an answer, ascending."""

@@ -1,8 +1,9 @@
-"""Is an answer right? `exact_match` and `contains`, against one reference or a list of alternatives.
+"""`exact`, `exact_match` and `contains`: an answer's text against one reference or a list of alternatives.
 
-Both sides are normalized first: Unicode NFKC, straight quotes and hyphens, case folded, whitespace collapsed, and
-punctuation stripped from both ends, signs (- + # % $ & @ /) kept. Articles stay: dropping them, as SQuAD does, is
-English only and would erase the answer "A".
+`exact` compares the texts as they stand, spaces at the ends apart. For the others both sides are normalized first:
+Unicode NFKC, straight quotes and hyphens, case folded, whitespace collapsed, and punctuation stripped from both ends,
+signs (- + # % $ & @ /) kept. Articles stay: dropping them, as SQuAD does, is English only and would erase the answer
+"A".
 
 - exact_match: the normalized answer is the normalized reference.
 - contains: it is found in the answer as whole words: 12 is not in 112 or 12.5, "no" not in "know", "C" not in "C++".
@@ -17,13 +18,12 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
-from gristmill.config.schema import MetricName
 from gristmill.errors import UserError
-from gristmill.types import JsonDict
 
 #: Punctuation that carries meaning at the end of a word (C#, 50%), where other punctuation is stripped.
 KEPT_PUNCTUATION = "-#%&@/\\"
@@ -52,10 +52,18 @@ WORD_START = r"(?<!\w)"
 WORD_END = r"(?!\w|[+#](?!\w))"
 
 
+T = TypeVar("T")
+
+
+def last_of(items: Iterable[T]) -> T | None:
+    """The last item; None when there is none."""
+    return next(iter(deque(items, maxlen=1)), None)
+
+
 @functools.lru_cache(maxsize=64)  # every metric asks for the same answer and references
 def normalize(text: str) -> str:
     """The form in which answers and references are compared; never empty unless the text is blank."""
-    words = " ".join(_plain(text).casefold().split())
+    words = " ".join(plain(text).casefold().split())
     end = len(words)
     while end and _is_edge(words[end - 1]):
         end -= 1
@@ -65,7 +73,7 @@ def normalize(text: str) -> str:
     return words[start:end] or words
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """One spelling for characters that mean the same; ASCII has no others."""
     if text.isascii():
         return text
@@ -79,6 +87,12 @@ def _is_edge(character: str) -> bool:
     return punctuation or character in MARKUP or character == " "
 
 
+def exact(answer: str, reference: Any) -> bool | None:
+    """Whether the answer is the reference as it stands; None when there is no reference."""
+    expected = alternatives(reference)
+    return answer.strip() in {text.strip() for text in expected} if expected else None
+
+
 def exact_match(answer: str, reference: Any) -> bool | None:
     """Whether the answer is the reference; None when there is no reference."""
     return _any_alternative(_equal, answer, reference)
@@ -87,37 +101,6 @@ def exact_match(answer: str, reference: Any) -> bool | None:
 def contains(answer: str, reference: Any) -> bool | None:
     """Whether the answer has the reference in it as whole words; None when there is no reference."""
     return _any_alternative(_found, answer, reference)
-
-
-GRADERS: dict[MetricName, Callable[[str, Any], bool | None]] = {"exact_match": exact_match, "contains": contains}
-
-
-def grade(line: JsonDict, metrics: Sequence[MetricName]) -> JsonDict:
-    """A line of grades.jsonl for a line of generations.jsonl.
-
-    An answer that is missing or blank is wrong without being read, and `invalid` says why.
-    """
-    invalid = invalid_reason(line["text"], line["finish_reason"])
-    try:
-        grades = {name: GRADERS[name](line["text"] or "", line["reference"]) for name in metrics}
-    except UserError as error:
-        raise UserError(f"row {line['id']}: {error}") from error
-    if invalid is not None:
-        grades = {name: None if value is None else False for name, value in grades.items()}
-    return {
-        "id": line["id"],
-        "sample": line["sample"],
-        "grades": grades,
-        "invalid": invalid,
-        "truncated": line["finish_reason"] == "length",
-    }
-
-
-def invalid_reason(text: str | None, finish_reason: str) -> str | None:
-    """`skipped` for a prompt that was, a failed row's reason, `empty` for a blank answer; None for one to be read."""
-    if text is None:
-        return finish_reason
-    return None if text.strip() else "empty"
 
 
 def alternatives(reference: Any) -> tuple[str, ...]:
