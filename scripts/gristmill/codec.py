@@ -14,13 +14,15 @@ _FAILURE_COLUMNS = tuple(Failure.__dataclass_fields__)
 
 
 def request_to_json(request: Request) -> JsonDict:
-    """The columns of a request line."""
+    """The columns of a request line; `attempt` only from the second on, so that other keys are what they were."""
+    again = {"attempt": request.attempt} if request.attempt > 1 else {}
     return {
         "id": request.id,
         "sample": request.sample,
         "variant": request.variant,
         "messages": list(request.messages),
         "sampling": sampling_to_json(request.sampling),
+        **again,
     }
 
 

@@ -104,9 +104,11 @@ def grade(line: JsonDict, metrics: Sequence[MetricName]) -> JsonDict:
         raise UserError(f"row {line['id']}: {error}") from error
     if invalid is not None:
         grades = {name: None if value is None else False for name, value in grades.items()}
+    variant = {"variant": line["variant"]} if line["variant"] else {}
     return {
         "id": line["id"],
         "sample": line["sample"],
+        **variant,
         "grades": grades,
         "invalid": invalid,
         "truncated": line["finish_reason"] == "length",
@@ -114,7 +116,7 @@ def grade(line: JsonDict, metrics: Sequence[MetricName]) -> JsonDict:
 
 
 def invalid_reason(text: str | None, finish_reason: str) -> str | None:
-    """`skipped` for a prompt that was, a failed row's reason, `empty` for a blank answer; None for one to be read."""
+    """Why an answer is not read: `empty` for a blank one, else why there is none; None for one to be read."""
     if text is None:
         return finish_reason
     return None if text.strip() else "empty"

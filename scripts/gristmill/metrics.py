@@ -21,9 +21,10 @@ from gristmill import files
 from gristmill.config.schema import MetricName
 from gristmill.config.specs import MetricsSpec
 from gristmill.errors import UserError, some
+from gristmill.followups import turn_number
 from gristmill.grading import alternatives, grade
 from gristmill.intervals import RowScores
-from gristmill.types import FAILURE_REASONS, JsonDict
+from gristmill.types import FAILURE_REASONS, NO_EARLIER_ANSWER, JsonDict
 
 NULL_SLICE = "null"
 MAX_SLICES = 10_000
@@ -69,7 +70,7 @@ class RunTally:
             "metric": headline,
             "accuracy": top["value"],
             "ci95": top["ci95"],
-            "invalid": {reason: self._counts[reason] for reason in ("skipped", "empty", *FAILURE_REASONS)},
+            "invalid": self._invalid(),
             "failed_rows": self._failed,
             "truncated": self._counts["truncated"],
             "prompts_cut": self._counts["prompts_cut"],
@@ -79,12 +80,17 @@ class RunTally:
             "slices": self._slice_summaries(),
         }
 
+    def _invalid(self) -> dict[str, int]:
+        """Reason → answers. Only a run of turns can have answers that are missing for want of an earlier one."""
+        always = {reason: self._counts[reason] for reason in ("skipped", "empty", *FAILURE_REASONS)}
+        return always | ({NO_EARLIER_ANSWER: found} if (found := self._counts[NO_EARLIER_ANSWER]) else {})
+
     def _count(self, line: JsonDict, graded: JsonDict) -> None:
         has_reference = bool(alternatives(line["reference"]))
         self._samples = max(self._samples, line["sample"] + 1)
         self._columns.update(dict.fromkeys(line["row"]))
         counts = self._counts
-        counts["rows"] += line["sample"] == 0
+        counts["rows"] += line["sample"] == 0 and turn_number(line["variant"]) in (None, 1)
         counts["no_reference"] += not has_reference
         counts["truncated"] += graded["truncated"]
         counts["prompts_cut"] += line["prompt_cut_tokens"] > 0
@@ -93,7 +99,8 @@ class RunTally:
         if graded["invalid"]:
             counts[graded["invalid"]] += 1
         if graded["invalid"] in FAILURE_REASONS and len(self._failed) < MAX_NAMED:
-            self._failed.append({"id": line["id"], "sample": line["sample"], "reason": graded["invalid"]})
+            variant = {"variant": line["variant"]} if line["variant"] else {}
+            self._failed.append({"id": line["id"], "sample": line["sample"], **variant, "reason": graded["invalid"]})
         if has_reference:
             for scores in (self._overall, *self._slices_of(line)):
                 scores.add(line["id"], graded["grades"])
