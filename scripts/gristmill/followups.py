@@ -52,6 +52,11 @@ def filled(messages: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> tuple
     )
 
 
+def unfilled(messages: Sequence[Mapping[str, Any]], places: Sequence[int]) -> list[JsonDict]:
+    """The messages with their gaps again."""
+    return [dict(message) | ({"content": None} if place in places else {}) for place, message in enumerate(messages)]
+
+
 def known_part(line: JsonDict) -> Request:
     """A request line as a request, with empty texts for the answers that are not there yet."""
     messages = line["messages"]
@@ -128,6 +133,8 @@ class _Asked:
     request: Request
     prompt_tokens: int
     key: str
+    #: Of the attempts before, whose words could not be read.
+    earlier_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +258,8 @@ class Followups:
                 return None
             asked = self._first(self._lines[place], whole)
         while self._again and asked.key in known and self._again.wanted(asked.request, known[asked.key]):
-            asked = self._asked(self._again.next(asked.request), asked.prompt_tokens)
+            again = self._asked(self._again.next(asked.request), asked.prompt_tokens)
+            asked = replace(again, earlier_keys=(*asked.earlier_keys, asked.key))
         self._now[place] = asked
         return asked
 
@@ -268,7 +276,7 @@ class Followups:
         """The columns about a judge that was asked again; none without retries or where the first answer was read."""
         if self._again is None or not self._again.retries:
             return {}
-        attempt = asked.request.attempt
-        unreadable = attempt - 1 + self._again.unreadable(answer)
-        counted = {"attempt": attempt} if attempt > 1 else {}
+        attempt, earlier = asked.request.attempt, list(asked.earlier_keys)
+        unreadable = len(earlier) + self._again.unreadable(answer)
+        counted = {"attempt": attempt, "earlier_keys": earlier} if attempt > 1 else {}
         return counted | ({"unreadable_attempts": unreadable} if unreadable else {})

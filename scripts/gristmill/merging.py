@@ -120,7 +120,7 @@ _NAMED = 5
 _REMEDY = "the parts are removed; run again (the journal keeps the answers)"
 _END: Any = object()
 #: Columns of answers that were asked for again (followups.py).
-_ATTEMPT_COLUMNS = ("attempt", "unreadable_attempts")
+_ATTEMPT_COLUMNS = ("attempt", "earlier_keys", "unreadable_attempts")
 _ANSWER_COLUMNS = (
     "text",
     "finish_reason",

@@ -36,7 +36,8 @@ from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
 from gristmill.splitting import token_counter
 from gristmill.stopping import Stop, interruptible
-from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request, RequestId, Sampling
+from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request, Sampling
+from gristmill.waves import Waves
 from gristmill.weights import require_prepared
 
 
@@ -201,10 +202,10 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
         loaded = {"load_seconds": round(load_s, 3)}  # with the worker's line, which also a killed job leaves
         segment = journal.Segment(shard.journal, _worker_info(shard, engine, why, devices) | loaded)
         progress = Progress(total=requests.left)
-        wave = _Wave(engine, segment, watch, progress, UnreadableStreak(shard.asking))
+        asking = Waves(engine, segment, watch, progress, UnreadableStreak(shard.asking))
         try:
             with segment, progress, stop.finishing(engine.stop):
-                failures, unanswered = _in_waves(wave, requests, known)
+                failures, unanswered = asking.answer(requests, known)
                 segment.summarize(_summary(progress))
         finally:
             engine.close()
@@ -212,49 +213,6 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
     if unanswered:
         names = some([str(rid) for rid in unanswered])
         raise RuntimeError(f"engine {engine.name} answered {progress.done} of {progress.total} requests, not {names}")
-    return failures
-
-
-@dataclass(frozen=True, slots=True)
-class _Wave:
-    """What a wave of requests goes through."""
-
-    engine: Engine
-    segment: journal.Segment
-    watch: Watch
-    progress: Progress
-    streak: UnreadableStreak
-
-
-def _in_waves(
-    wave: _Wave, requests: Followups, known: dict[str, Completion]
-) -> tuple[dict[str, Failure], list[RequestId]]:
-    """Ask what can be asked until nothing is left; gives the failures by key, and what a stopped engine left over."""
-    failures: dict[str, Failure] = {}
-    while asked := wave.streak.first(requests.open(known, failures)):
-        wave.progress.total = wave.progress.done + requests.left
-        failures |= _journal_outcomes(wave, asked, known)
-        if left := [request.rid for key, request in asked.items() if key not in known and key not in failures]:
-            return failures, left
-    return failures, []
-
-
-def _journal_outcomes(wave: _Wave, asked: dict[str, Request], known: dict[str, Completion]) -> dict[str, Failure]:
-    """Write each outcome to the journal before anything else is done with it; gives the failures by key."""
-    waiting = {request.rid: key for key, request in asked.items()}
-    failures: dict[str, Failure] = {}
-    for outcome in wave.engine.generate(list(asked.values())):
-        key = waiting.pop(outcome.rid, None)
-        if key is None:
-            raise RuntimeError(f"engine {wave.engine.name} answered {outcome.rid}, which does not wait for an answer")
-        wave.segment.append(key, outcome)
-        wave.watch.add(outcome)
-        wave.progress.add(outcome)
-        if isinstance(outcome, Completion):
-            known[key] = outcome
-            wave.streak.add(asked[key], outcome)
-        else:
-            failures[key] = outcome
     return failures
 
 
