@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import yaml
 from conftest import ROOT, Project, echo_config, wait_until
 from conversations import Way, spoken, texts
 from hypothesis import given, settings
@@ -431,3 +432,15 @@ def test_turns_that_are_no_column_and_a_judges_turns_stop_before_any_job(project
     assert result.returncode != 0
     assert "prompts.ask.turns: 'rounds' is not a column of rows" in result.stdout
     assert "prompts.ask.turns: a judge's prompt has no turns" in result.stdout
+
+
+def test_the_example_of_two_turns_runs_to_its_report_without_a_model(project: Project) -> None:
+    config = yaml.safe_load((ROOT / "config/examples/mt_bench.yaml").read_text())
+    project.write_config(config | {"models": {name: {"engine": "echo"} for name in config["models"]}})
+    project.done(gpu=2)
+    lines = project.lines("runs/answers/generations.jsonl")
+    assert [(line["id"], line["variant"]) for line in lines[2:4]] == [("2", "turn_1"), ("2", "turn_2")]
+    assert [line["reference"] for line in lines[:4]] == [None, None, "144", "100"]
+    (asked,) = [line for line in project.lines("judges/referee/answers/requests.jsonl") if line["id"] == "2"][1:]
+    assert lines[3]["messages"][2]["content"] in asked["messages"][0]["content"]
+    assert (project.folder / "results/report.html").is_file()
