@@ -263,3 +263,11 @@ def test_what_decides_about_asking_again_is_all_that_reruns_a_judge_with_retries
     assert what(retry_temperature=0.5) != what()
     assert what(labels={"yes": "correct", "no": "incorrect"}) != what()
     assert what(runs=["a", "b"], stop_after_unreadable=7, reliability={"min_kappa": 0.5}, model="n") == what()
+
+
+def test_fewer_retries_ask_nothing_and_take_an_earlier_answer(way: Way) -> None:
+    questions(way, 2)
+    says = readable_at({"r1": 3})
+    work(way, way.judge(retries=2), says)
+    assert work(way, way.judge(retries=1), says).waves == []
+    assert [line["text"] for line in way.merge()] == ["Verdict: A", "hm r1 2"]
