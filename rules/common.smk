@@ -113,6 +113,7 @@ VERDICT_CODE = code_digest(
 )
 COMPARE_CODE = code_digest("comparing", "stats.intervals", "stats.paired")
 RANK_CODE = code_digest("ranking", "intervals", "stats")
+READING_CODE = code_digest("judging.reading", "judging.readout")
 EXPORT_CODE = code_digest("export")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
@@ -250,6 +251,13 @@ def verdict_spec(wildcards):
     judge, target = unit_of(wildcards), target_runs(wildcards)
     alone = {"runs": target} if len(target) == 1 else {"pairs": [tuple(target)]}
     return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=judge.model_copy(update=alone), target=target))
+
+
+def asking_code(wildcards):
+    """What decides a judge's last attempts beside its model: nothing, unless it is asked again."""
+    if not unit_of(wildcards).retries:
+        return GENERATION_VERSION
+    return [GENERATION_VERSION, READING_CODE, specs.asked_again(unit_of(wildcards))]
 
 
 def metrics_spec(wildcards):

@@ -46,6 +46,7 @@ use rule generate as judge_generate with:
         unit="judges/{judge}/{target}",
         journal=f"{JUDGE}/journal",
         may_fail=may_fail,
+        judge=lambda w: ["--judge", verdict_spec(w)],
 
 
 use rule merge as judge_merge with:
@@ -61,7 +62,7 @@ use rule merge as judge_merge with:
         f"{JUDGE}/logs/merge.log",
     params:
         spec=model_spec,
-        code=GENERATION_VERSION,
+        code=asking_code,
         unit="judges/{judge}/{target}",
         journal=f"{JUDGE}/journal",
         may_fail=may_fail,

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from gristmill import fence
 from gristmill.config.schema import GpusConfig
-from gristmill.config.specs import ModelSpec, decode
+from gristmill.config.specs import ModelSpec, VerdictSpec, decode
 from gristmill.errors import run_main
+from gristmill.judging.asking import Asking
 from gristmill.planning.workers import Worker, decode_workers, worker_of
 from gristmill.stopping import Interrupted
 from gristmill.weights import read_description
@@ -45,6 +46,7 @@ def main() -> None:
         "--gpu-samples", required=True, type=Path, help="folder for what the GPUs did (docs/outputs.md)"
     )
     parser.add_argument("--max-failed-ratio", type=float, default=0.0, help="share of the unit's rows that may fail")
+    parser.add_argument("--judge", help="JSON of a judge's gristmill.config.specs.VerdictSpec, to ask it again")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec).placed(args.placements)
@@ -53,9 +55,10 @@ def main() -> None:
     worker = worker_of(workers, int(name.partition("-")[0]))
     samples = args.gpu_samples / f"{name}.jsonl"
     left_behind = tuple(args.left_behind)
-    shard = Shard(
-        args.unit, name, args.shard, args.journal, args.out, samples, worker, left_behind, args.max_failed_ratio
-    )
+    judge = decode(VerdictSpec, args.judge) if args.judge else None
+    asking = Asking.of(judge.name, judge.judge) if judge else None
+    places = (args.unit, name, args.shard, args.journal, args.out, samples)
+    shard = Shard(*places, worker, left_behind, args.max_failed_ratio, asking)
     weights = read_description(args.weights, spec.name, spec.model)
     try:
         run_shard(shard, spec.model, weights, decode(GpusConfig, args.gpus), args.threads)

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from gristmill.errors import UserError, run_main, some
 from gristmill.files import read_jsonl
+from gristmill.followups import gaps, unfilled
 from gristmill.journal.reading import segments
 from gristmill.journal.upkeep import Contents, contents, prune, unused
 from gristmill.merging import proven
+from gristmill.types import JsonDict
 
 SHOWN_FAILURES = 20
 
@@ -97,12 +99,18 @@ def _used(generations: Path) -> set[str]:
     used: set[str] = set()
     for line in proven(generations):
         request = next(requests, None)
-        if request is None or any(line[name] != request[name] for name in ("id", "sample", "variant", "messages")):
+        if request is None or not _answers(line, request):
             raise UserError(f"{generations} does not answer the current requests; run to the end first, then prune")
-        used.add(line["key"])
+        used.update((line["key"], *line.get("earlier_keys", ())))
     if next(requests, None) is not None:
         raise UserError(f"{generations} does not answer the current requests; run to the end first, then prune")
     return used
+
+
+def _answers(line: JsonDict, request: JsonDict) -> bool:
+    """Whether an answer is to a request as it is now, which has gaps where the answers of earlier turns go."""
+    asked = line | {"messages": unfilled(line["messages"], gaps(request["messages"]))}
+    return all(asked[name] == request[name] for name in ("id", "sample", "variant", "messages"))
 
 
 def _by(one: Contents) -> str:

@@ -17,6 +17,7 @@ from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import check_seal, read_jsonl, write_json, write_sealed
 from gristmill.journal.upkeep import compact
+from gristmill.keys import every_key
 from gristmill.manifest import Tally, manifest
 from gristmill.merging import UnusableParts, merged, parts_beside, within_limit
 from gristmill.progress import log
@@ -43,7 +44,8 @@ def main() -> None:
     parts = parts_beside(args.first_part)
     tally = Tally()
     try:
-        generations = within_limit(merged(read_jsonl(args.requests), parts), args.max_failed_ratio)
+        lines = merged(read_jsonl(args.requests), parts, every_key(spec.model, weights))
+        generations = within_limit(lines, args.max_failed_ratio)
         count = write_sealed(args.generations, tally.through(generations))
     except UnusableParts:
         for part in parts:

@@ -75,7 +75,9 @@ def test_the_number_is_the_last_of_the_most_explicit_kind(text: str, number: str
     assert read_number(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "none", "A: x", "v1.2.3", "3/4", "2 of 7\nA: 1/2", "A: 1,23", "10²", "1,23", "abc4", "the 5th", "####"])
+@pytest.mark.parametrize(
+    "text", ["", "none", "A: x", "v1.2.3", "3/4", "2 of 7\nA: 1/2", "A: 1,23", "10²", "1,23", "abc4", "the 5th", "####"]
+)
 def test_no_number_is_read_from_a_word_a_fraction_or_a_version(text: str) -> None:
     assert read_number(text) is None
 

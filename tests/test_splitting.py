@@ -66,7 +66,7 @@ def test_all_shards_of_a_worker_have_its_speed(tmp_path: Path) -> None:
 def test_a_refusal_proposes_no_more_gpus_than_there_are_however_many_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gristmill.splitting._token_counter", lambda *_: lambda batch: [1 for _ in batch])
+    monkeypatch.setattr("gristmill.splitting.token_counter", lambda *_: lambda batch: [1 for _ in batch])
     spec = ModelSpec(name="m", model=ModelConfig(source="x"))
     weights = WEIGHTS | {"folder": str(write_model(tmp_path / "m", "70B")), "name": "m"}
     workers = [Worker(1, memory_mib=46_068)] * 2

@@ -18,7 +18,7 @@ _FAILURE_COLUMNS = tuple(Failure.__dataclass_fields__)
 
 
 def request_to_json(request: Request) -> JsonDict:
-    """The columns of a request line."""
+    """The columns of a request line; labels and attempt only where there are such: other keys stay what they were."""
     line: JsonDict = {
         "id": request.id,
         "sample": request.sample,
@@ -26,7 +26,8 @@ def request_to_json(request: Request) -> JsonDict:
         "messages": list(request.messages),
         "sampling": sampling_to_json(request.sampling),
     }
-    return line | ({"labels": list(request.labels)} if request.labels else {})
+    line |= {"labels": list(request.labels)} if request.labels else {}
+    return line | ({"attempt": request.attempt} if request.attempt > 1 else {})
 
 
 def sampling_to_json(sampling: Sampling) -> JsonDict:
@@ -38,8 +39,9 @@ def sampling_to_json(sampling: Sampling) -> JsonDict:
 def request_from_json(line: Any) -> Request:
     """Read a request line; other columns (reference, row, prompt_tokens) are left alone."""
     sampling = _sampling(**{**line["sampling"], "stop": tuple(line["sampling"]["stop"])})
-    labels = tuple(line.get("labels", ()))
-    return Request(line["id"], line["sample"], line["variant"], tuple(line["messages"]), sampling, labels)
+    named = line["id"], line["sample"], line["variant"]
+    more = tuple(line.get("labels", ())), line.get("attempt", 1)
+    return Request(*named, tuple(line["messages"]), sampling, *more)
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # typed: 1 and 1.0 are two values in a key

@@ -16,12 +16,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gristmill import GENERATION_VERSION
 from gristmill.codec import request_to_json
 from gristmill.config.schema import ModelConfig
+from gristmill.engines import context_limit
 from gristmill.files import canonical
 from gristmill.types import JsonDict, Request
 
@@ -106,9 +108,20 @@ class RequestKeys:
         return total.hexdigest()[:32]
 
 
+def every_key(model: ModelConfig, weights: JsonDict) -> Callable[[Request], set[str]]:
+    """What gives the keys that a model's answer to a request may have: made on a GPU or not, the prompt fitting or not.
+
+    For who holds answers and wants to know whether they answer this: the merge sees neither the GPUs nor the tokens.
+    """
+    places = [RequestKeys(model_identity(model, weights, on_gpu), model) for on_gpu in (False, True)]
+    limits = {None, context_limit(model, weights)}
+    return lambda request: {keys.key(request, limit) for keys in places for limit in limits}
+
+
 def row_seed(request: Request) -> int:
-    """The 63-bit seed of one row and sample, whatever batch or worker it lands in."""
+    """The 63-bit seed of one row, sample and attempt, whatever batch or worker it lands in."""
     text = f"{request.sampling.seed}:{request.id}:{request.sample}:{request.variant}"
+    text += f":{request.attempt}" if request.attempt > 1 else ""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gristmill import GENERATION_VERSION, __version__, journal
 from gristmill.config.specs import ModelSpec
-from gristmill.types import FAILURE_REASONS, JsonDict
+from gristmill.types import FAILURE_REASONS, NO_EARLIER_ANSWER, JsonDict
 
 PACKAGES = ("torch", "transformers", "vllm", "llguidance", "accelerate", "snakemake", "pandas", "nvidia-ml-py")
 
@@ -22,7 +22,7 @@ class Tally:
     """What the generations add up to, counted while they pass through to the file."""
 
     keys: set[str] = field(default_factory=set)
-    #: Of rows that failed and that the run goes on without.
+    #: Of rows that failed and that the run goes on without, and of turns that were not asked after one of these.
     failed: set[str] = field(default_factory=set)
     finish_reasons: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -32,7 +32,7 @@ class Tally:
         """Pass the generations on unchanged."""
         for line in generations:
             self.keys.add(line["key"])
-            if line["finish_reason"] in FAILURE_REASONS:
+            if line["finish_reason"] in (*FAILURE_REASONS, NO_EARLIER_ANSWER):
                 self.failed.add(line["key"])
             self.finish_reasons[line["finish_reason"]] += 1
             self.prompt_tokens += line["prompt_tokens"]

@@ -4,21 +4,32 @@
   front of the part that has it: constant memory, and any deviation shows at the row where it happens.
 - The proof is by name (id, sample, variant), not by count: a hole and a duplicate cannot cancel out.
 - Every line of a part has a checksum, as every record of the journal has: a flipped bit is no answer.
+- A later turn is filled with the answers before it, and its key must be that of the filled prompt: an answer that
+  belongs to another first turn is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gristmill.errors import UserError, some
 from gristmill.files import check_seal, checked, read_json, read_jsonl, with_checksum
-from gristmill.types import FAILURE_REASONS, JsonDict, RequestId
+from gristmill.followups import Earlier, filled, gaps, known_part, pending_key
+from gristmill.types import FAILURE_REASONS, NO_EARLIER_ANSWER, JsonDict, Request, RequestId
+
+#: The keys that a request may have, whether or not its prompt fits.
+KeysOf = Callable[[Request], Collection[str]]
 
 
-def merged(requests: Iterable[JsonDict], parts: Sequence[Path]) -> Iterator[JsonDict]:
+def merged(requests: Iterable[JsonDict], parts: Sequence[Path], keys: KeysOf | None = None) -> Iterator[JsonDict]:
     """The generations in the requests' order: each request's columns and its answer's.
+
+    Args:
+        requests: the lines of requests.jsonl.
+        parts: all parts.
+        keys: the keys of a request; needed where turns depend on the answers before them.
 
     Raises:
         UnusableParts: a request without an answer, an answer twice, or an answer to no request; the message names them.
@@ -26,12 +37,14 @@ def merged(requests: Iterable[JsonDict], parts: Sequence[Path]) -> Iterator[Json
     waiting: dict[RequestId, _Head] = {}
     for path in parts:
         _await(_Head(path), waiting)
+    earlier: Earlier[str | None] = Earlier()
     for request in requests:
         rid = _rid(request)
         head = waiting.pop(rid, None)
         if head is None:
             raise UnusableParts(_diagnose(rid, waiting.values(), parts))
-        yield _request_columns(request) | head.answer
+        yield _request_columns(_as_asked(request, head, earlier, keys)) | head.answer
+        earlier.add((rid.id, rid.sample), head.answer["text"])
         head.advance()
         _await(head, waiting)
     if waiting:
@@ -106,6 +119,8 @@ class UnusableParts(UserError):
 _NAMED = 5
 _REMEDY = "the parts are removed; run again (the journal keeps the answers)"
 _END: Any = object()
+#: Columns of answers that were asked for again (followups.py).
+_ATTEMPT_COLUMNS = ("attempt", "earlier_keys", "unreadable_attempts")
 _ANSWER_COLUMNS = (
     "text",
     "finish_reason",
@@ -134,11 +149,33 @@ class _Head:
             line = next(self._lines, _END)
             line = line if line is _END else checked(line)
             self.rid = None if line is _END else _rid(line)
-            self.answer = {} if line is _END else {name: line[name] for name in _ANSWER_COLUMNS}
-            if line is not _END and _LIKELIHOOD in line:
-                self.answer[_LIKELIHOOD] = line[_LIKELIHOOD]
+            self.answer = {} if line is _END else _answer_columns(line)
         except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnusableParts(f"{self.path} cannot be read ({type(error).__name__}: {error}); {_REMEDY}") from error
+
+
+def _as_asked(request: JsonDict, head: _Head, earlier: Earlier[str | None], keys: KeysOf | None) -> JsonDict:
+    """A request's line with the earlier answers in its messages, proven to be what was answered."""
+    if not (places := gaps(request["messages"])):
+        return request
+    if keys is None:
+        raise ValueError("a turn that depends on earlier ones can only be proven by its key")
+    texts = earlier.before((request["id"], request["sample"]), len(places))
+    whole = [text for text in texts if text is not None]
+    if len(whole) < len(texts):
+        there, allowed_keys = request, [pending_key(request)]
+    else:
+        there = request | {"messages": list(filled(request["messages"], whole))}
+        allowed_keys = list(keys(known_part(there)))
+    unasked = head.answer["finish_reason"] == NO_EARLIER_ANSWER
+    if head.answer["key"] not in allowed_keys or unasked != (len(whole) < len(texts)):
+        raise UnusableParts(f"{head.rid} in {head.path} answers a turn after other answers than are there; {_REMEDY}")
+    return there
+
+
+def _answer_columns(line: JsonDict) -> JsonDict:
+    there = [*_ANSWER_COLUMNS, *(name for name in (_LIKELIHOOD, *_ATTEMPT_COLUMNS) if name in line)]
+    return {name: line[name] for name in there}
 
 
 def _await(head: _Head, waiting: dict[RequestId, _Head]) -> None:

@@ -26,11 +26,12 @@ from gristmill.classification import Confusion
 from gristmill.clusters import ClusterScores, RowMeans, Scores
 from gristmill.config.specs import MetricsSpec
 from gristmill.errors import UserError, some
+from gristmill.followups import turn_number
 from gristmill.grading import Grader, Labelled, Mark, alternatives, grade, graders, label_logprobs
 from gristmill.intervals import RowScores
 from gristmill.samples import SampleScores
 from gristmill.thinking import UNCLOSED
-from gristmill.types import FAILURE_REASONS, JsonDict
+from gristmill.types import FAILURE_REASONS, NO_EARLIER_ANSWER, JsonDict
 
 NULL_SLICE = "null"
 MAX_SLICES = 10_000
@@ -92,7 +93,7 @@ class RunTally:
             "accuracy": top["value"],
             "ci95": top["ci95"],
             "cluster": self._spec.cluster,
-            "invalid": {reason: self._counts[reason] for reason in INVALID_REASONS},
+            "invalid": self._invalid(),
             "failed_rows": self._failed,
             "truncated": self._counts["truncated"],
             "prompts_cut": self._counts["prompts_cut"],
@@ -108,11 +109,16 @@ class RunTally:
         found: JsonDict = {"classification": self._confusion.summary()} if self._labelled else {}
         return found | ({"label_mass": self._label_mass.value} if self._spec.readout == "likelihood" else {})
 
+    def _invalid(self) -> dict[str, int]:
+        """Reason → answers. Only a run of turns can have answers that are missing for want of an earlier one."""
+        always = {reason: self._counts[reason] for reason in INVALID_REASONS}
+        return always | ({NO_EARLIER_ANSWER: found} if (found := self._counts[NO_EARLIER_ANSWER]) else {})
+
     def _count(self, line: JsonDict, graded: JsonDict) -> None:
         self._sample_count = max(self._sample_count, line["sample"] + 1)
         self._columns.update(dict.fromkeys(line["row"]))
         counts = self._counts
-        counts["rows"] += line["sample"] == 0
+        counts["rows"] += line["sample"] == 0 and turn_number(line["variant"]) in (None, 1)
         counts["no_reference"] += not alternatives(line["reference"])
         counts["truncated"] += graded["truncated"]
         counts["prompts_cut"] += line["prompt_cut_tokens"] > 0
@@ -121,7 +127,8 @@ class RunTally:
         if graded["invalid"]:
             counts[graded["invalid"]] += 1
         if graded["invalid"] in FAILURE_REASONS and len(self._failed) < MAX_NAMED:
-            self._failed.append({"id": line["id"], "sample": line["sample"], "reason": graded["invalid"]})
+            variant = {"variant": line["variant"]} if line["variant"] else {}
+            self._failed.append({"id": line["id"], "sample": line["sample"], **variant, "reason": graded["invalid"]})
 
     def _score(self, line: JsonDict, graded: JsonDict, marks: dict[str, Mark]) -> None:
         if self._spec.readout == "likelihood" and line["text"] is not None:
@@ -134,7 +141,7 @@ class RunTally:
             tally.add(cluster, marks, invalid)
         for name, samples in self._samples.items():
             if marks[name].grade is not None:
-                samples.add(line["id"], cluster, marks[name])
+                samples.add(f"{line['id']}/{line['variant']}" if line["variant"] else line["id"], cluster, marks[name])
         if self._labelled:
             true = self._labelled.expected(line["reference"])
             if true is not None:

@@ -23,8 +23,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gristmill.config.schema import PromptConfig
 from gristmill.errors import UserError, some
-from gristmill.types import Message
+from gristmill.types import JsonDict, Message
 
+#: What a prompt with `turns` may use beside the columns; `extra` for check_placeholders.
+TURN_NAMES = {"turn", "turn_number"}
+#: What a judge's prompt may use beside the columns where the judged rows have turns.
+JUDGED_TURN_NAMES = {
+    "pointwise": {"question", "conversation"},
+    "pairwise": {"question", "conversation_a", "conversation_b"},
+}
 #: What a judge's prompt may use beside the columns; `extra` for check_placeholders.
 JUDGE_NAMES = {
     "pointwise": {"answer", "reference", "labels"},
@@ -59,10 +66,26 @@ class PromptRenderer:
         Raises:
             UserError: a name the row does not have, or anything else that fails in the template.
         """
+        return (*self.head(variables), {"role": "user", "content": self._user.render(variables)})
+
+    def turns(self, variables: Mapping[str, Any], turns: Sequence[str]) -> Iterator[tuple[JsonDict, ...]]:
+        """The chat of each turn of a row, with content None where the answers of the turns before it go.
+
+        What stands before the conversation is rendered for the first turn, and is the same for all.
+        """
+        asked = [{**variables, "turn": turn, "turn_number": number} for number, turn in enumerate(turns, start=1)]
+        chat: list[JsonDict] = [dict(message) for message in self.head(asked[0])]
+        for each in asked:
+            chat.append({"role": "user", "content": self._user.render(each)})
+            yield tuple(chat)
+            chat.append({"role": "assistant", "content": None})
+
+    def head(self, variables: Mapping[str, Any]) -> list[Message]:
+        """What stands before the question."""
         system: list[Message] = []
         if self._system is not None:
             system.append({"role": "system", "content": self._system.render(variables)})
-        return (*system, *self._turns, {"role": "user", "content": self._user.render(variables)})
+        return [*system, *self._turns]
 
 
 def placeholders(prompt: PromptConfig) -> set[str]:
@@ -80,15 +103,25 @@ def run_variables(row_fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judge_variables(
-    row_fields: Mapping[str, Any], answers: Sequence[str], reference: Any, labels: Sequence[str]
+    row_fields: Mapping[str, Any],
+    answers: Sequence[str],
+    reference: Any,
+    labels: Sequence[str],
+    conversations: Sequence[Sequence[Message]] = (),
 ) -> dict[str, Any]:
     """The variables of a judge's prompt: those of a run, `reference`, `labels`, and the answers.
 
     One answer is `answer`; two are `answer_a` (shown first) and `answer_b`. They win over columns of the same name,
     which stay reachable as `row.answer`. Several accepted references are shown as one text: `H2O or water`.
+    Of rows with turns also `question`, the user's text of this turn, and for each answer the `conversation` that it
+    ends: the turns before it and the question.
     """
-    names = ("answer",) if len(answers) == 1 else ("answer_a", "answer_b")
-    shown = dict(zip(names, answers, strict=True))
+    ends = ("",) if len(answers) == 1 else ("_a", "_b")
+    shown: dict[str, Any] = {f"answer{end}": answer for end, answer in zip(ends, answers, strict=True)}
+    if conversations:
+        shown |= {f"conversation{end}": list(chat) for end, chat in zip(ends, conversations, strict=True)}
+        questions = {chat[-1]["content"] for chat in conversations}
+        shown |= {"question": questions.pop()} if len(questions) == 1 else {}
     return {**run_variables(row_fields), **shown, "reference": _shown(reference), "labels": list(labels)}
 
 

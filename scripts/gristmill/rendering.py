@@ -1,17 +1,22 @@
-"""Dataset rows to requests: one rendered chat for each row and sample."""
+"""Dataset rows to requests: one rendered chat for each row and sample, or for each turn of one (`prompts.*.turns`).
+
+The chat of a later turn has null where the answers before it go; followups.py fills them in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from gristmill.codec import request_to_json
+from gristmill.codec import sampling_to_json
 from gristmill.config.schema import DatasetConfig
 from gristmill.config.specs import RequestsSpec
 from gristmill.errors import UserError
+from gristmill.followups import turn_variant
 from gristmill.prompts import PromptRenderer, run_variables
 from gristmill.rows import read_rows
-from gristmill.types import JsonDict, Request, Row
+from gristmill.types import JsonDict, Row
 
 
 def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
@@ -21,17 +26,43 @@ def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
         UserError: the dataset cannot be read, or a row lacks a column that the prompt uses.
     """
     renderer = PromptRenderer(spec.prompt)
-    sampling = spec.sampling.for_requests()
+    sampling = sampling_to_json(spec.sampling.for_requests())
     labels: JsonDict = {"labels": spec.labels} if spec.labels else {}
     for row in dataset_rows(spec.dataset, spec.dataset.max_rows):
         try:
-            messages = renderer.render(run_variables(row.fields))
+            chats = list(_chats(renderer, spec.prompt.turns, row))
         except UserError as error:
             raise UserError(f"row {row.id}: {error}") from error
         others = {name: value for name, value in row.fields.items() if name != "reference"}
         for sample in range(spec.sampling.samples):
-            request = Request(row.id, sample, "", messages, sampling)
-            yield request_to_json(request) | labels | {"reference": row.fields.get("reference"), "row": others}
+            for variant, messages, reference in chats:
+                named = {"id": row.id, "sample": sample, "variant": variant}
+                asked = named | {"messages": messages, "sampling": sampling} | labels
+                yield asked | {"reference": reference, "row": others}
+
+
+def _chats(renderer: PromptRenderer, column: str | None, row: Row) -> Iterator[tuple[str, list[JsonDict], Any]]:
+    """Variant, messages and reference of each turn of a row; of the row itself when the prompt has no turns."""
+    variables = run_variables(row.fields)
+    reference: Any = row.fields.get("reference")
+    if column is None:
+        yield "", [dict(message) for message in renderer.render(variables)], reference
+        return
+    turns = _turns(column, row)
+    for number, messages in enumerate(renderer.turns(variables, turns), start=1):
+        its_own = isinstance(reference, list) and len(reference) == len(turns)
+        yield turn_variant(number), list(messages), reference[number - 1] if its_own else reference
+
+
+def _turns(column: str, row: Row) -> list[str]:
+    turns = row.fields.get(column)
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        shown = repr(turns)
+        raise UserError(
+            f"the turns in column {column!r} are {shown if len(shown) <= 80 else shown[:79] + '…'}; give a list of "
+            "texts, one or more, or name another column with the prompt's turns"
+        )
+    return turns
 
 
 def dataset_rows(dataset: DatasetConfig, max_rows: int | None) -> Iterator[Row]:

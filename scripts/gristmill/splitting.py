@@ -1,7 +1,8 @@
 """Requests into shards: measured with the model's tokenizer, checked against its context, dealt out evenly.
 
 The length check stands here, in a job that needs no GPU, so that a prompt that does not fit is said before any queue
-wait and before any answer is paid for.
+wait and before any answer is paid for. Of a later turn only what is known is measured: its earlier answers count with
+their max_new_tokens where lengths are balanced, and are checked when they are there (worker.py).
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gristmill.codec import request_from_json
 from gristmill.config.schema import ModelConfig
 from gristmill.config.specs import ModelSpec
 from gristmill.engines import context_limit
 from gristmill.engines.overflow import overflows, refuse_empty, refuse_overflow
 from gristmill.errors import UserError
 from gristmill.files import LONE_SURROGATE, atomic_folder, check_seal, dumps, read_jsonl, with_checksum
+from gristmill.followups import gaps, known_part
 from gristmill.keys import WEIGHTLESS
 from gristmill.memory.estimate import Load
 from gristmill.memory.shapes import read_shape
@@ -55,7 +56,9 @@ def split(
     lengths = measure(requests, spec.model, weights)
     _refuse_unfit(requests, lengths, spec, weights, workers[:shards])
     speeds = [worker_of(workers, shard).speed for shard in range(1, shards + 1)] if workers else None
-    assignment = assign(lengths, shards, speeds)
+    conversation, most = _conversations(requests, lengths)
+    shard_of = assign(most, shards, speeds)
+    assignment = [shard_of[number] for number in conversation]
     with atomic_folder(folder) as temporary, contextlib.ExitStack() as stack:
         names = [temporary / f"{shard}-of-{shards}.jsonl" for shard in range(1, shards + 1)]
         handles = [stack.enter_context(open(name, "wb")) for name in names]
@@ -70,13 +73,16 @@ def split(
 
 
 def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
-    """Prompt tokens of every request, those of the longest label included, refusing what does not fit."""
-    count = _token_counter(model, weights)
+    """Prompt tokens of every request, those of the longest label included, refusing what does not fit.
+
+    Of a later turn they are those without the answers before it.
+    """
+    count = token_counter(model, weights)
     limit = context_limit(model, weights)
     lengths: list[int] = []
     too_long: list[tuple[Request, int]] = []
     for chunk in _chunks(read_jsonl(requests)):
-        batch = [request_from_json(line) for line in chunk]
+        batch = [known_part(line) for line in chunk]
         if model.engine != "echo":
             _refuse_surrogates(batch)
         tokens = count(batch)
@@ -87,6 +93,22 @@ def measure(requests: Path, model: ModelConfig, weights: JsonDict) -> list[int]:
         too_long += [(replace(r, messages=()), n) for r, n in pairs if overflows(r, n, limit)]
     refuse_overflow(too_long, limit, model)
     return lengths
+
+
+def _conversations(requests: Path, lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The conversation that each request is part of, and the most prompt tokens that each has.
+
+    All turns of a conversation are answered by one job. A request without earlier turns begins one.
+    """
+    conversation: list[int] = []
+    most: list[int] = []
+    for line, tokens in zip(read_jsonl(requests), lengths, strict=True):
+        before = len(gaps(line["messages"]))
+        if not before or not most:
+            most.append(0)
+        conversation.append(len(most) - 1)
+        most[-1] += tokens + before * line["sampling"]["max_new_tokens"]
+    return conversation, most
 
 
 def _refuse_surrogates(batch: Sequence[Request]) -> None:
@@ -106,12 +128,13 @@ def _refuse_unfit(
     """Stop before any job waits for a GPU: here the weights are known, and the longest prompt and answer too."""
     if spec.model.engine == "echo" or not lengths or all(worker.memory_mib is None for worker in workers):
         return
-    new_tokens, sampled = 0, False
-    for line in read_jsonl(requests):
+    new_tokens, sampled, longest = 0, False, 1
+    for line, tokens in zip(read_jsonl(requests), lengths, strict=True):
+        longest = max(longest, tokens + len(gaps(line["messages"])) * line["sampling"]["max_new_tokens"])
         new_tokens = max(new_tokens, line["sampling"]["max_new_tokens"])
         sampled = sampled or line["sampling"]["temperature"] > 0
     limit = context_limit(spec.model, weights)
-    longest = max(lengths) if limit is None else max(1, min(max(lengths), limit - new_tokens))
+    longest = longest if limit is None else max(1, min(longest, limit - new_tokens))
     load = Load(1, longest, new_tokens, sampled)
     shape = read_shape(weights_folder(weights))
     most = sum(worker.gpus for worker in workers)
@@ -119,7 +142,8 @@ def _refuse_unfit(
         check_worker(spec.name, shape, spec.model, load, worker, most)
 
 
-def _token_counter(model: ModelConfig, weights: JsonDict) -> Callable[[Sequence[Request]], list[int]]:
+def token_counter(model: ModelConfig, weights: JsonDict) -> Callable[[Sequence[Request]], list[int]]:
+    """What counts the prompt tokens of requests; loads the tokenizer, not the model."""
     if model.engine in WEIGHTLESS:  # words: a server's tokenizer is not here, and only the balance depends on it
         from gristmill.engines.echo import EchoEngine
 

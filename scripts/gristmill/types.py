@@ -17,6 +17,8 @@ JsonDict = dict[str, Any]
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "skipped"]
+#: finish_reason of a turn that was not asked: an earlier turn of its row was skipped or failed.
+NO_EARLIER_ANSWER = "no_earlier_answer"
 FailureReason = Literal["out_of_memory", "non_finite_logits", "timeout", "server_error", "refused_by_server"]
 #: In generations.jsonl they stand as finish_reason of a row that a run may go on without (max_failed_ratio).
 FAILURE_REASONS: tuple[FailureReason, ...] = get_args(FailureReason)
@@ -53,7 +55,7 @@ class Sampling:
 
 
 class RequestId(NamedTuple):
-    """Names one request in a run or judge target: row, sample (0-based), and variant (a pairwise judge's order)."""
+    """Names one request in a run or judge target: row, sample (0-based), and variant (a turn, a pairwise order)."""
 
     id: str
     sample: int
@@ -82,6 +84,8 @@ class Request:
     sampling: Sampling
     #: Not empty: nothing is generated, and what is asked for is log P(label | prompt) of each.
     labels: tuple[str, ...] = ()
+    #: How often this was asked, this time included: more than 1 where a judge's answers could not be read.
+    attempt: int = 1
 
     @property
     def rid(self) -> RequestId:

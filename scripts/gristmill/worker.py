@@ -1,7 +1,8 @@
 """One worker: a shard's requests in, its part out, the model loaded only for what the journal does not know.
 
 The order matters and is the same for every engine: read the shard, look into the journal, and only if something is left
-take a lease, load the model, and write each outcome to the journal before anything else is done with it. The part is
+take a lease, load the model, and write each outcome to the journal before anything else is done with it. What depends
+on earlier answers is asked in waves (followups.py): all that can be asked now, then what became askable. The part is
 written last, whole, in the shard's order.
 """
 
@@ -12,28 +13,31 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gristmill import fence, journal, locks
 from gristmill.adoption import adopt
-from gristmill.codec import completion_to_json, request_from_json, unanswered_to_json
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.engines import context_limit, open_engine
-from gristmill.engines.overflow import overflows
+from gristmill.engines.overflow import overflows, refuse_overflow
 from gristmill.errors import UserError, some
 from gristmill.files import checked, read_jsonl, write_jsonl
+from gristmill.followups import Followups
 from gristmill.gpu import gpus, lease
 from gristmill.gpu.watch import Place, Watch
+from gristmill.judging.asking import Asking, UnreadableStreak
 from gristmill.keys import WEIGHTLESS, RequestKeys, model_identity
 from gristmill.manifest import installed_versions
 from gristmill.merging import allowed, part_line
 from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
+from gristmill.splitting import token_counter
 from gristmill.stopping import Stop, interruptible
-from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request, RequestId
+from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
+from gristmill.waves import Waves
 from gristmill.weights import require_prepared
 
 
@@ -52,6 +56,8 @@ class Shard:
     left_behind: tuple[Path, ...] = ()
     #: Share of the unit's requests that may fail.
     max_failed_ratio: float = 0.0
+    #: A judge's: how its answers are read, to ask again or to stop; None for a run.
+    asking: Asking | None = None
 
     def may_fail(self, requests: int) -> int:
         """How many of this shard's requests may fail before the whole unit has too many: about all that it may have.
@@ -74,41 +80,68 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
     purpose, wait_s = f"{shard.unit} {shard.name}", config.wait_minutes * 60
     with interruptible() as stop, _leaving_with_the_run(), locks.held(_lock_path(shard), purpose, wait_s, log):
         _wait_for_orphans(shard, wait_s)
-        known = journal.read_known(shard.journal, set(requests), log)
-        if adopt(shard.journal, shard.left_behind, set(requests) - set(known), log):
-            known = journal.read_known(shard.journal, set(requests), log)
-        left = len(requests) - len(known)
-        log(f"{shard.unit} {shard.name}: {len(requests)} requests, {len(known)} in the journal, {left} to answer")
-        failures = _answer(job, requests, known, stop) if left else []
-        if failures and (len(failures) > shard.may_fail(len(requests)) or len(failures) == len(requests)):
-            raise UserError(_failure_message(shard, failures))
-        write_jsonl(shard.part, _part(requests, known, failures))
+        known: dict[str, Completion] = {}
+        while adopt(shard.journal, shard.left_behind, _recall(shard, requests, known), log):
+            pass
+        count, left = len(requests), requests.left
+        log(f"{shard.unit} {shard.name}: {count} requests, {count - left} in the journal, {left} to answer")
+        failures = _answer(job, requests, known, stop) if left else {}
+        nothing = len(failures) + requests.unasked() == count
+        if failures and (len(failures) > shard.may_fail(count) or nothing):
+            raise UserError(_failure_message(shard, list(failures.values())))
+        write_jsonl(shard.part, (part_line(key, answer) for key, answer in requests.answers(known, failures)))
 
 
 class UnusableShard(UserError):
     """A shard that cannot be read. Snakemake looks at its folder only: without that, the next run splits again."""
 
 
-def _requests(job: _Job) -> dict[str, Request]:
+def _requests(job: _Job) -> Followups:
     path = job.shard.requests
     try:
-        return keyed_requests(path, job.model, job.weights, bool(job.there))
+        return followups(path, job.model, job.weights, bool(job.there), job.shard.asking)
     except (UserError, OSError, ValueError, KeyError, TypeError) as error:
         raise UnusableShard(
             f"{path} cannot be read ({type(error).__name__}: {error}); the shards are removed, run again"
         ) from error
 
 
-def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict, on_gpu: bool = False) -> dict[str, Request]:
-    """A shard file's requests by key, in the file's order."""
+def followups(
+    path: Path, model: ModelConfig, weights: JsonDict, on_gpu: bool = False, asking: Asking | None = None
+) -> Followups:
+    """A shard file's requests, in the file's order, and what of them can be asked."""
     keys = RequestKeys(model_identity(model, weights, on_gpu), model)
     limit = context_limit(model, weights)
-    found: dict[str, Request] = {}
-    for line in map(checked, read_jsonl(path)):
-        request = request_from_json(line)
-        overflowed = limit if overflows(request, line["prompt_tokens"], limit) else None
-        found[keys.key(request, overflowed)] = request
-    return found
+    counter: list[Callable[[Sequence[Request]], list[int]]] = []
+
+    def key(request: Request, prompt_tokens: int) -> str:
+        return keys.key(request, limit if overflows(request, prompt_tokens, limit) else None)
+
+    def count(request: Request) -> int:
+        """Of a later turn, which could not be measured before the turns before it were answered."""
+        if limit is None:
+            return 0
+        if not counter:
+            counter.append(token_counter(model, weights))
+        (tokens,) = counter[0]([request])
+        refuse_overflow([(request, tokens)], limit, model)
+        return tokens
+
+    return Followups(map(checked, read_jsonl(path)), key, count, asking.again if asking else None)
+
+
+def keyed_requests(path: Path, model: ModelConfig, weights: JsonDict, on_gpu: bool = False) -> dict[str, Request]:
+    """What can be asked of a shard file when nothing is answered, by key, in the file's order."""
+    return followups(path, model, weights, on_gpu).open({})
+
+
+def _recall(shard: Shard, requests: Followups, known: dict[str, Completion]) -> set[str]:
+    """Bring what the journal knows into `known`, turn by turn; returns the keys that it lacks."""
+    lacking: set[str] = set()
+    while wanted := set(requests.open(known)) - lacking:
+        known.update(journal.read_known(shard.journal, wanted, log))
+        lacking |= wanted - set(known)
+    return lacking
 
 
 @contextlib.contextmanager
@@ -125,16 +158,6 @@ def _leaving_with_the_run() -> Iterator[None]:
         yield
     finally:
         ended.set()
-
-
-def _part(
-    requests: Mapping[str, Request], known: Mapping[str, Completion], failures: Sequence[Failure]
-) -> Iterator[JsonDict]:
-    """The lines of the part; a row that failed, and that the run may go on without, has no text and its reason."""
-    failed = {failure.rid: failure for failure in failures}
-    for key, request in requests.items():
-        answer = completion_to_json(known[key]) if key in known else unanswered_to_json(failed[request.rid])
-        yield part_line(key, answer)
 
 
 def _wait_for_orphans(shard: Shard, wait_s: float) -> None:
@@ -160,18 +183,18 @@ class _Job:
     there: tuple[Gpu, ...]
 
 
-def _answer(job: _Job, requests: dict[str, Request], known: dict[str, Completion], stop: Stop) -> list[Failure]:
-    """Ask the model for what is missing; completions go to the journal and into `known`."""
+def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: Stop) -> dict[str, Failure]:
+    """Ask the model for what is missing; completions go to the journal and into `known`. Gives the failures by key."""
     shard = job.shard
     place = Place(shard.unit, shard.name, shard.gpu_samples)
     with _devices(job) as devices, Watch(devices, place, job.config, log) as watch:
         # The lease may have been waited for, and others may have answered meanwhile.
-        known.update(journal.read_known(shard.journal, set(requests) - set(known), log) if devices else {})
-        missing = {key: request for key, request in requests.items() if key not in known}
-        if not missing:
-            return []
+        if devices:
+            _recall(shard, requests, known)
+        if not requests.open(known):
+            return {}
         start = time.monotonic()
-        engine, why = _open(job, bool(devices), missing.values())
+        engine, why = _open(job, bool(devices), requests.examples())
         load_s = time.monotonic() - start
         watch.loaded()
         where = "a server" if job.model.endpoint is not None else _device_names(devices)
@@ -179,42 +202,18 @@ def _answer(job: _Job, requests: dict[str, Request], known: dict[str, Completion
         log(f"layers: {getattr(engine, 'device_map', None) or 'none'}")
         loaded = {"load_seconds": round(load_s, 3)}  # with the worker's line, which also a killed job leaves
         segment = journal.Segment(shard.journal, _worker_info(shard, engine, why, devices) | loaded)
-        progress = Progress(total=len(missing))
+        progress = Progress(total=requests.left)
+        asking = Waves(engine, segment, watch, progress, UnreadableStreak(shard.asking))
         try:
             with segment, progress, stop.finishing(engine.stop):
-                failures = _journal_outcomes(engine, segment, missing, known, watch, progress)
+                failures, unanswered = asking.answer(requests, known)
                 segment.summarize(_summary(progress) | _served(engine))
         finally:
             engine.close()
     stop.check()
-    if left := set(requests) - set(known) - {key for key, request in missing.items() if request.rid in failures}:
-        names = some([str(requests[key].rid) for key in requests if key in left])
-        raise RuntimeError(f"engine {engine.name} answered {progress.done} of {len(missing)} requests, not {names}")
-    return list(failures.values())
-
-
-def _journal_outcomes(
-    engine: Engine,
-    segment: journal.Segment,
-    missing: dict[str, Request],
-    known: dict[str, Completion],
-    watch: Watch,
-    progress: Progress,
-) -> dict[RequestId, Failure]:
-    """Write each outcome to the journal before anything else is done with it; gives the failures."""
-    waiting = {request.rid: key for key, request in missing.items()}
-    failures: dict[RequestId, Failure] = {}
-    for outcome in engine.generate(list(missing.values())):
-        key = waiting.pop(outcome.rid, None)
-        if key is None:
-            raise RuntimeError(f"engine {engine.name} answered {outcome.rid}, which does not wait for an answer")
-        segment.append(key, outcome)
-        watch.add(outcome)
-        progress.add(outcome)
-        if isinstance(outcome, Completion):
-            known[key] = outcome
-        else:
-            failures[outcome.rid] = outcome
+    if unanswered:
+        names = some([str(rid) for rid in unanswered])
+        raise RuntimeError(f"engine {engine.name} answered {progress.done} of {progress.total} requests, not {names}")
     return failures
 
 

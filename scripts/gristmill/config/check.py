@@ -12,7 +12,7 @@ from pathlib import Path
 from gristmill.config.schema import Config, JudgeConfig
 from gristmill.config.specs import MAX_SPEC_BYTES
 from gristmill.errors import UserError, some
-from gristmill.prompts import JUDGE_NAMES, MAX_NAMES_SHOWN, check_placeholders
+from gristmill.prompts import JUDGE_NAMES, JUDGED_TURN_NAMES, MAX_NAMES_SHOWN, TURN_NAMES, check_placeholders
 from gristmill.rendering import dataset_rows
 from gristmill.rows import count_up_to
 
@@ -69,8 +69,11 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
         if run.dataset not in columns:
             continue
         there = columns[run.dataset]
-        yield from check_placeholders(run.prompt, config.prompts[run.prompt], there, set())
+        prompt = config.prompts[run.prompt]
+        yield from check_placeholders(run.prompt, prompt, there, TURN_NAMES if prompt.turns is not None else set())
         listed = some(sorted(there), MAX_NAMES_SHOWN)
+        if prompt.turns is not None and prompt.turns not in there:
+            yield f"prompts.{run.prompt}.turns: {prompt.turns!r} is not a column of {run.dataset}; columns: {listed}"
         for column in run.slices:
             if column not in there:
                 yield f"runs.{name}.slices: {column!r} is not a column of {run.dataset}; columns: {listed}"
@@ -86,10 +89,13 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
 
 def _judge_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
     for judge in config.judges.values():
-        extra = JUDGE_NAMES[judge.kind]
-        datasets = dict.fromkeys(config.runs[run].dataset for run in _judged_runs(judge))
-        for there in (columns[dataset] for dataset in datasets if dataset in columns):
-            yield from check_placeholders(judge.prompt, config.prompts[judge.prompt], there, extra)
+        if config.prompts[judge.prompt].turns is not None:
+            yield f"prompts.{judge.prompt}.turns: a judge's prompt has no turns; give the judge a prompt of its own"
+        for run in map(config.runs.__getitem__, _judged_runs(judge)):
+            in_turns = config.prompts[run.prompt].turns is not None
+            extra = JUDGE_NAMES[judge.kind] | (JUDGED_TURN_NAMES[judge.kind] if in_turns else set())
+            if run.dataset in columns:
+                yield from check_placeholders(judge.prompt, config.prompts[judge.prompt], columns[run.dataset], extra)
 
 
 def _judged_runs(judge: JudgeConfig) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from gristmill.config.schema import Config, MetricName
+from gristmill.config.schema import Config, metric_name
 from gristmill.config.specs import CompareSpec, Comparison
 
 #: More pairs than this nobody asked for by name: the adjusted p values of so large a family find little.
@@ -29,9 +29,9 @@ def compare_spec(config: Config) -> CompareSpec:
     return CompareSpec(comparisons=wanted, seed=config.comparisons.seed, resamples=config.comparisons.resamples)
 
 
-def shared_metrics(config: Config, pair: tuple[str, str]) -> list[MetricName]:
+def shared_metrics(config: Config, pair: tuple[str, str]) -> list[str]:
     """The metrics by which two runs are compared."""
-    one, other = (config.runs[name].metrics for name in pair)
+    one, other = ([metric_name(metric) for metric in config.runs[name].metrics] for name in pair)
     wanted = list(dict.fromkeys(config.comparisons.metrics))
     if wanted:
         return [metric for metric in wanted if metric in one and metric in other]
@@ -40,6 +40,10 @@ def shared_metrics(config: Config, pair: tuple[str, str]) -> list[MetricName]:
 
 def comparison_problems(config: Config) -> Iterable[str]:
     """One line for each mistake in `comparisons` and `rankings`."""
+    known = list(dict.fromkeys(metric_name(metric) for run in config.runs.values() for metric in run.metrics))
+    for metric in config.comparisons.metrics:
+        if metric not in known:
+            yield f"comparisons.metrics: no run has the metric {metric!r}; name one of: {', '.join(known) or 'none'}"
     if config.comparisons.pairs == "auto":
         yield from _too_many(config)
     else:

@@ -165,6 +165,11 @@ class PromptConfig(Section):
     file: str = Field(description="Jinja2 template of the user message; a row's columns are its variables.")
     system: str | None = Field(None, description="System message; may use the same variables.")
     few_shot: list[Turn] = Field([], description="Example turns placed before the question, taken literally.")
+    turns: str | None = Field(
+        None,
+        description="Column with a list of user messages; each turn is asked after the answers before it. The template "
+        "is rendered once for each turn with `turn` = that text and `turn_number` 1, 2, …",
+    )
 
 
 class SamplingConfig(Section):
@@ -330,6 +335,16 @@ class JudgeConfig(Section):
         0.0, ge=0, le=1, description="Share of rows that may fail (out of memory, timeout …) before the run stops."
     )
     both_orders: bool = Field(True, description="pairwise: ask twice, with the answers swapped.")
+    retries: int = Field(0, ge=0, le=10, description="How often an answer that cannot be read is asked again.")
+    retry_temperature: float = Field(
+        0.7,
+        gt=0.0,
+        le=2.0,
+        description="temperature of a greedy judge that is asked again: greedy would repeat itself.",
+    )
+    stop_after_unreadable: int | None = Field(
+        20, ge=1, description="End the job when so many verdicts in a row cannot be read. null: never."
+    )
     sampling: SamplingConfig = SamplingConfig.model_validate({"max_new_tokens": 16})
     reliability: ReliabilityBar = ReliabilityBar.model_validate({})
 
@@ -426,7 +441,7 @@ class GpusConfig(Section):
 class ComparisonsConfig(Section):
     """Which runs of one dataset are compared on the rows they share."""
 
-    metrics: list[MetricName] = Field([], description="What to compare them by; empty: the headline that they share.")
+    metrics: list[Text] = Field([], description="What to compare them by; empty: the headline that they share.")
     pairs: Literal["auto"] | list[tuple[str, str]] = Field(
         "auto", description="auto: every two runs of a dataset that share a metric; or pairs of runs, or [] for none."
     )

@@ -105,7 +105,7 @@ class Comparison(Section):
     """Two runs of one dataset and the metric to compare them by."""
 
     dataset: str
-    metric: MetricName
+    metric: str
     runs: tuple[str, str]
 
 
@@ -178,6 +178,20 @@ def encode_placements(models: Mapping[str, ModelConfig]) -> str:
     placed = {name: model.model_dump(include=set(PLACEMENT)) for name, model in models.items()}
     placed |= {n: placed[n] | {"endpoint": m.endpoint.model_dump()} for n, m in models.items() if m.endpoint}
     return json.dumps(placed)
+
+
+#: What of a judge says what it is asked, where, and what is made of its verdicts, but not whether it is asked again.
+_NOT_ABOUT_ASKING_AGAIN = frozenset(
+    {
+        *("model", "prompt", "runs", "pairs", "both_orders", "sampling"),
+        *("reliability", "max_failed_ratio", "stop_after_unreadable"),
+    }
+)
+
+
+def asked_again(judge: JudgeConfig) -> str:
+    """What decides which of a judge's answers are asked again, and how, as JSON."""
+    return judge.model_dump_json(exclude=set(_NOT_ABOUT_ASKING_AGAIN))
 
 
 S = TypeVar("S", bound=Section)

@@ -1,7 +1,8 @@
 """What a judge is shown: one answer of a run, or the two answers that a pair of runs gave to one row and sample.
 
 - Asking and reading walk the same items and take from them what is asked, so the two cannot differ.
-- A pair is joined by position, and every (id, sample) must match: two runs that answer different rows are refused.
+- A pair is joined by position, and every (id, sample, variant) must match: two runs that answer different rows are
+  refused. Each turn of a row is an item of its own.
 - An answer that does not exist (its prompt was skipped) is not judged; an empty answer exists and is.
 - Two answers that differ only in surrounding whitespace are identical, and the judge is not asked which is better.
 """
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gristmill.errors import UserError, some
-from gristmill.types import JsonDict, RequestId
+from gristmill.followups import turn_number
+from gristmill.types import JsonDict, Message, RequestId
 
 FIRST_SECOND = "first_second"
 SECOND_FIRST = "second_first"
@@ -22,13 +24,17 @@ SECOND_FIRST = "second_first"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """The answers to one row and sample, in the order of the judged runs; None is an answer that does not exist."""
+    """The answers to one row, sample and turn, in the order of the judged runs; None is one that does not exist."""
 
     id: str
     sample: int
     answers: tuple[str | None, ...]
     reference: Any
     row: JsonDict
+    #: The turn, for a row with turns; else empty.
+    variant: str = ""
+    #: Of a turn: what each answer answers, the turns before it and the question.
+    conversations: tuple[tuple[Message, ...], ...] = ()
 
     @property
     def not_asked(self) -> Literal["no_answer", "identical"] | None:
@@ -44,8 +50,18 @@ class Item:
         """The questions put to the judge about this item."""
         if self.not_asked is not None:
             return []
-        variants = [""] if len(self.answers) == 1 else [FIRST_SECOND, SECOND_FIRST][: 1 + both_orders]
-        return [RequestId(self.id, self.sample, variant) for variant in variants]
+        orders = [""] if len(self.answers) == 1 else [FIRST_SECOND, SECOND_FIRST][: 1 + both_orders]
+        return [RequestId(self.id, self.sample, "/".join(filter(None, (self.variant, order)))) for order in orders]
+
+    @property
+    def name(self) -> JsonDict:
+        """The columns of a verdict line that name what was judged; `variant` only for a turn."""
+        return {"id": self.id, "sample": self.sample} | ({"variant": self.variant} if self.variant else {})
+
+
+def is_swapped(variant: str) -> bool:
+    """Whether a question about a pair shows the second run's answer first."""
+    return variant.rpartition("/")[2] == SECOND_FIRST
 
 
 def items(target: Sequence[str], generations: Sequence[Iterable[JsonDict]]) -> Iterator[Item]:
@@ -73,7 +89,17 @@ def line_rid(line: JsonDict) -> RequestId:
 
 def _item(first: JsonDict, *others: JsonDict) -> Item:
     answers = tuple(line["text"] for line in (first, *others))
-    return Item(first["id"], first["sample"], answers, first["reference"], first["row"])
+    there = all(answer is not None for answer in answers) and turn_number(first["variant"]) is not None
+    conversations = tuple(_conversation(line) for line in (first, *others)) if there else ()
+    return Item(
+        first["id"], first["sample"], answers, first["reference"], first["row"], first["variant"], conversations
+    )
+
+
+def _conversation(line: JsonDict) -> tuple[Message, ...]:
+    """A turn's messages without what the prompt puts before them: two for each turn before it, and the question."""
+    before = 2 * (turn_number(line["variant"]) or 1) - 1
+    return tuple(line["messages"][-before:])
 
 
 def _pairs(

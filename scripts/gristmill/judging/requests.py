@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gristmill.codec import sampling_to_json
 from gristmill.config.specs import JudgeSpec
 from gristmill.errors import UserError
-from gristmill.judging.items import SECOND_FIRST, Item, items
+from gristmill.judging.items import Item, is_swapped, items
 from gristmill.prompts import PromptRenderer, judge_variables
 from gristmill.types import JsonDict, RequestId
 
@@ -48,11 +48,14 @@ def judge_requests(spec: JudgeSpec, generations: Sequence[Iterable[JsonDict]]) -
 
 def _messages(renderer: PromptRenderer, spec: JudgeSpec, item: Item, rid: RequestId) -> list[JsonDict]:
     answers = [answer for answer in item.answers if answer is not None]
-    if rid.variant == SECOND_FIRST:
+    conversations = list(item.conversations)
+    if is_swapped(rid.variant):
         answers.reverse()
+        conversations.reverse()
     fields = {"id": item.id, **item.row, "reference": item.reference}
     try:
-        messages = renderer.render(judge_variables(fields, answers, item.reference, list(spec.labels)))
+        variables = judge_variables(fields, answers, item.reference, list(spec.labels), conversations)
+        messages = renderer.render(variables)
     except UserError as error:
         raise UserError(f"row {item.id}: {error}") from error
     return [dict(message) for message in messages]

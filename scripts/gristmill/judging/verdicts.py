@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gristmill.config.schema import JudgeConfig
 from gristmill.config.specs import VerdictSpec
 from gristmill.errors import UserError, some
-from gristmill.judging.items import SECOND_FIRST, Item, items, line_rid
+from gristmill.judging.items import Item, is_swapped, items, line_rid
 from gristmill.judging.readout import PARSER_VERSION, read_label
 from gristmill.types import JsonDict, RequestId
 
@@ -89,8 +89,7 @@ def _pointwise(spec: VerdictSpec, item: Item, replies: Sequence[JsonDict]) -> Js
     read = _read(spec.judge, replies[0]) if replies else _unasked(item)
     meaning = spec.judge.meanings()[read["label"]] if read["label"] is not None else None
     return {
-        "id": item.id,
-        "sample": item.sample,
+        **item.name,
         "run": spec.target[0],
         "label": read["label"],
         "verdict": meaning,
@@ -105,8 +104,7 @@ def _pairwise(spec: VerdictSpec, item: Item, replies: Sequence[JsonDict]) -> Jso
     orders = [_order(spec, reply) for reply in replies]
     winner, reason = _winner(item, [order["choice"] for order in orders])
     return {
-        "id": item.id,
-        "sample": item.sample,
+        **item.name,
         "runs": list(spec.target),
         "orders": orders,
         "winner": winner,
@@ -117,7 +115,7 @@ def _pairwise(spec: VerdictSpec, item: Item, replies: Sequence[JsonDict]) -> Jso
 
 def _order(spec: VerdictSpec, reply: JsonDict) -> JsonDict:
     """One question about a pair: who stood where, and who was chosen."""
-    first, second = reversed(spec.target) if reply["variant"] == SECOND_FIRST else spec.target
+    first, second = reversed(spec.target) if is_swapped(reply["variant"]) else spec.target
     read = _read(spec.judge, reply)
     named = {"first": first, "second": second, TIE: TIE}
     choice = named[spec.judge.meanings()[read["label"]]] if read["label"] is not None else None

@@ -1,4 +1,4 @@
-"""The rows of the sample browser: answers, grades and verdicts joined by (id, sample) within a dataset.
+"""The rows of the sample browser: answers, grades and verdicts joined by (id, sample, turn) within a dataset.
 
 - Files are read only as far as the last row that is shown, and only those rows are kept: a run of any size costs the
   same. Verdicts of pairs are read to their end, to count what a swap changed.
@@ -39,6 +39,8 @@ class RowKey(NamedTuple):
     dataset: str
     id: str
     sample: int
+    #: The turn, for a row with turns; else empty.
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ def join_rows(runs: Sequence[RunFiles], judges: Sequence[JudgeFiles], max_rows: 
 
 
 def answers(metrics: RunMetrics) -> int:
-    """Rows × samples of a run."""
-    return metrics.rows * metrics.samples
+    """Rows × samples of a run, and × turns where a row has turns."""
+    return max(metrics.rows * metrics.samples, metrics.n + metrics.no_reference)
 
 
 def share_cap(totals: Mapping[str, int], cap: int) -> dict[str, int]:
@@ -124,7 +126,12 @@ def _fullest(runs: Sequence[RunFiles]) -> dict[str, RunFiles]:
 
 def _first_keys(run: RunFiles, count: int) -> list[RowKey]:
     lines = read_lines(run.folder / "generations.jsonl", ANSWER_COLUMNS)
-    return [RowKey(run.metrics.dataset, line["id"], line["sample"]) for line in itertools.islice(lines, count)]
+    return [_row_key(run.metrics.dataset, line) for line in itertools.islice(lines, count)]
+
+
+def _row_key(dataset: str, line: JsonDict) -> RowKey:
+    """The row that a line of generations, grades or verdicts is about; `variant` stands only where there are turns."""
+    return RowKey(dataset, line["id"], line["sample"], line.get("variant", ""))
 
 
 def _shown_lines(
@@ -135,7 +142,7 @@ def _shown_lines(
     left = sum(key.dataset == dataset and key.sample < samples for key in chosen)
     lines = read_lines(path, columns)
     while left and (line := next(lines, None)) is not None:
-        row = chosen.get(RowKey(dataset, line["id"], line["sample"]))
+        row = chosen.get(_row_key(dataset, line))
         if row is not None:
             left -= 1
             yield row, line
@@ -151,7 +158,7 @@ def _fitting(dataset: str, chosen: Mapping[RowKey, JsonDict], limit: int) -> lis
 def _empty_row(key: RowKey) -> JsonDict:
     return {
         "dataset": key.dataset,
-        "id": key.id,
+        "id": f"{key.id} {key.variant}" if key.variant else key.id,
         "sample": key.sample,
         "title": "",
         "fields": {},
@@ -197,7 +204,7 @@ def _preview(fields: Mapping[str, Any], messages: Iterable[Mapping[str, str]]) -
 
 
 def _answer(number: int, row: JsonDict, line: JsonDict, graded: JsonDict, metric: str | None) -> JsonDict:
-    prompt = [[message["role"], message["content"]] for message in line["messages"]]
+    prompt = [[message["role"], message["content"] or ""] for message in line["messages"]]
     if prompt not in row["prompts"]:
         row["prompts"].append(prompt)
     grades = graded.get("grades", {})
@@ -227,7 +234,7 @@ def _add_verdicts(
         return swaps
     for line in read_lines(path, ("id", "sample", "orders", "winner")):
         swaps = _counted(swaps, line["orders"], judge.metrics.top_label)
-        key = RowKey(run.metrics.dataset, line["id"], line["sample"]) if run is not None else None
+        key = _row_key(run.metrics.dataset, line) if run is not None else None
         if key in chosen:
             chosen[key]["verdicts"].append(_pairwise(number, line))
     return swaps
