@@ -890,7 +890,9 @@ def test_jobs_of_one_served_model_share_its_limits(server: Server, project: Proj
     """Two judges ask it: one after the other, so that no more than max_concurrent requests are under way."""
 
     def script(*_: Any) -> Reply:
-        time.sleep(0.4)  # a job asks for longer than the other one takes to start
+        deadline = time.monotonic() + 10  # the first job asks for as long as the other one takes to start
+        while len(server.asked) <= 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
         return ok("A")
 
     server.script = script
