@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from test_metrics import answer, tallied
 
-from gristmill.config.schema import RunConfig, metric_name
-from gristmill.config.specs import MetricsSpec, encode
+from gristmill.config.schema import DatasetConfig, PromptConfig, RunConfig, SamplingConfig, metric_name
+from gristmill.config.specs import MetricsSpec, RequestsSpec, encode
 from gristmill.errors import UserError
 from gristmill.files import read_jsonl, write_jsonl
 from gristmill.grading import Grader, exact, grade, graders
@@ -21,6 +21,7 @@ from gristmill.grading.choice import LETTERS, read_choice
 from gristmill.grading.custom import compiled, last_match
 from gristmill.grading.labels import LabelReader
 from gristmill.grading.number import read_number
+from gristmill.rendering import requests
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 HATE = {"hateful": [], "non-hateful": ["not hateful"]}
@@ -311,3 +312,19 @@ def test_every_metric_has_a_name_of_its_own() -> None:
     own: list[Any] = [{"regex": "a"}, {"regex": "b"}]
     metrics: dict[str, Grader] = graders(["exact", *own])
     assert list(metrics) == ["exact", "regex: a", "regex: b"]
+
+
+@pytest.mark.parametrize("labels", [[], ["b", "a"]])
+def test_a_request_names_the_labels_whose_likelihoods_are_asked_for_and_is_as_before_without(
+    tmp_path: Path, labels: list[str]
+) -> None:
+    (tmp_path / "p.jinja").write_text("{{ q }}")
+    write_jsonl(tmp_path / "d.jsonl", [{"id": "1", "q": "x", "reference": "a"}])
+    prompt = PromptConfig(file=str(tmp_path / "p.jinja"))
+    dataset = DatasetConfig.model_validate({"path": str(tmp_path / "d.jsonl")})
+    spec = RequestsSpec(dataset=dataset, prompt=prompt, sampling=SamplingConfig.model_validate({}), labels=labels)
+    (line,) = requests(spec)
+    assert list(line) == [
+        *("id", "sample", "variant", "messages", "sampling", *(["labels"] if labels else []), "reference", "row")
+    ]
+    assert line.get("labels", []) == labels
