@@ -98,10 +98,11 @@ PLACED = [*PLACEMENTS, "--workers", encode_workers(PLAN.all_workers())]
 
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
 RENDER_CODE = code_digest("prompts", "rendering", "rows")
-QUESTION_CODE = code_digest("prompts", "judging.items", "judging.requests")
+QUESTION_CODE = code_digest("prompts", "judging.items", "judging.reading", "judging.requests")
 METRICS_CODE = code_digest("grading", "intervals", "metrics", "gpu.usage")
 VERDICT_CODE = code_digest(
-    *[f"judging.{name}" for name in ("items", "readout", "reliability", "tallies", "verdicts")],
+    *[f"judging.{name}" for name in ("agreement", "items", "pairs", "reading", "readout", "reliability", "scales")],
+    *[f"judging.{name}" for name in ("scores", "tallies", "verdicts")],
     "intervals",
     "gpu.usage",
 )
@@ -210,24 +211,16 @@ def requests_spec(wildcards):
 
 
 def judge_spec(wildcards):
-    judge = unit_of(wildcards)
-    return specs.encode(
-        specs.JudgeSpec(
-            kind=judge.kind,
-            target=target_runs(wildcards),
-            prompt=prompt_of(wildcards),
-            labels=judge.meanings(),
-            both_orders=judge.both_orders,
-            sampling=judge.sampling,
-        )
-    )
+    return specs.encode(specs.JudgeSpec.of(unit_of(wildcards), target_runs(wildcards), prompt_of(wildcards)))
 
 
 def verdict_spec(wildcards):
     """The judge with this target alone, so that another run that it is to judge changes nothing here."""
     judge, target = unit_of(wildcards), target_runs(wildcards)
     alone = {"runs": target} if len(target) == 1 else {"pairs": [tuple(target)]}
-    return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=judge.model_copy(update=alone), target=target))
+    models = {run: CONFIG.runs[run].model for run in target}
+    alone_judge = judge.model_copy(update=alone)
+    return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=alone_judge, target=target, run_models=models))
 
 
 def metrics_spec(wildcards):
@@ -260,9 +253,10 @@ def weights_files(wildcards):
 
 
 def grades_of(wildcards):
-    """The judged run's grades, to compare a pointwise judge with; none for a pair or a run without metrics."""
-    runs = target_runs(wildcards)
-    return [f"results/runs/{run}/grades.jsonl" for run in runs if len(runs) == 1 and CONFIG.runs[run].metrics]
+    """The judged run's grades, to compare a pointwise judge with; none for another kind or a run without metrics."""
+    pointwise = CONFIG.judges[wildcards.judge].kind == "pointwise"
+    runs = target_runs(wildcards) if pointwise else []
+    return [f"results/runs/{run}/grades.jsonl" for run in runs if CONFIG.runs[run].metrics]
 
 
 def agreement_of(wildcards):

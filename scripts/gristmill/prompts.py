@@ -3,7 +3,7 @@
 - Templates run in Jinja2's immutable sandbox without a loader: no imports, no file access, no Python internals.
 - A row's values are data. `{{ … }}` inside a row's text is copied, never evaluated, and nothing is escaped.
 - Every column whose name is an identifier is a variable; `row` is the whole row and wins over a column named `row`.
-- In a judge's prompt `answer`, `answer_a`, `answer_b`, `reference` and `labels` win over columns of the same name.
+- In a judge's prompt `answer`, `answer_a`, `answer_b`, `reference`, `labels` and `rubric` win over columns of the same name.
 - `row.items` is the column `items` where the row has one: a column wins over Python's method of the same name.
 - What a template prints is a value: text, a number, a list. A method that was not called, or a generator, is refused.
 - Values print as Jinja2 prints them (null is `None`, true is `True`); use `{% if x is none %}` or `| tojson` to differ.
@@ -29,6 +29,8 @@ from gristmill.types import Message
 JUDGE_NAMES = {
     "pointwise": {"answer", "reference", "labels"},
     "pairwise": {"answer_a", "answer_b", "reference", "labels"},
+    "score": {"answer", "reference", "labels", "rubric"},
+    "classification": {"answer", "reference", "labels"},
 }
 MAX_NAMES_SHOWN = 20
 #: Tests and filters that say what to do when a name is absent, so a row may lack it.
@@ -80,16 +82,20 @@ def run_variables(row_fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judge_variables(
-    row_fields: Mapping[str, Any], answers: Sequence[str], reference: Any, labels: Sequence[str]
+    row_fields: Mapping[str, Any],
+    answers: Sequence[str],
+    reference: Any,
+    labels: Sequence[str],
+    **more: Any,
 ) -> dict[str, Any]:
     """The variables of a judge's prompt: those of a run, `reference`, `labels`, and the answers.
 
     One answer is `answer`; two are `answer_a` (shown first) and `answer_b`. They win over columns of the same name,
-    which stay reachable as `row.answer`. Several accepted references are shown as one text: `H2O or water`.
+    which stay reachable as `row.answer`, and `more` (a rubric) wins too. Several accepted references are shown as one text: `H2O or water`.
     """
     names = ("answer",) if len(answers) == 1 else ("answer_a", "answer_b")
     shown = dict(zip(names, answers, strict=True))
-    return {**run_variables(row_fields), **shown, "reference": _shown(reference), "labels": list(labels)}
+    return {**run_variables(row_fields), **shown, "reference": _shown(reference), "labels": list(labels), **more}
 
 
 def _shown(reference: Any) -> Any:

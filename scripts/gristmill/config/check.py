@@ -82,11 +82,15 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
 
 
 def _judge_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
-    for judge in config.judges.values():
+    for name, judge in config.judges.items():
         extra = JUDGE_NAMES[judge.kind]
         datasets = dict.fromkeys(config.runs[run].dataset for run in _judged_runs(judge))
-        for there in (columns[dataset] for dataset in datasets if dataset in columns):
+        for dataset in (dataset for dataset in datasets if dataset in columns):
+            there = columns[dataset]
             yield from check_placeholders(judge.prompt, config.prompts[judge.prompt], there, extra)
+            if judge.human is not None and judge.human not in there:
+                listed = some(sorted(there), MAX_NAMES_SHOWN)
+                yield f"judges.{name}.human: {judge.human!r} is not a column of {dataset}; columns: {listed}"
 
 
 def _judged_runs(judge: JudgeConfig) -> list[str]:

@@ -16,6 +16,7 @@ from gristmill.config.schema import (
     Config,
     DatasetConfig,
     JudgeConfig,
+    JudgeKind,
     MetricName,
     ModelConfig,
     PromptConfig,
@@ -65,12 +66,28 @@ class ModelSpec(Section):
 class JudgeSpec(Section):
     """Completions of one run, or of a pair, → judge requests."""
 
-    kind: Literal["pointwise", "pairwise"]
+    kind: JudgeKind
     target: list[str]
     prompt: PromptConfig
     labels: dict[str, str]
     both_orders: bool
     sampling: SamplingConfig
+    readout: Literal["text", "json", "likelihood"] = "text"
+    rubric: str | None = None
+
+    @classmethod
+    def of(cls, judge: JudgeConfig, target: list[str], prompt: PromptConfig) -> JudgeSpec:
+        """The part of a judge that its questions depend on."""
+        return cls(
+            kind=judge.kind,
+            target=target,
+            prompt=prompt,
+            labels=judge.meanings(),
+            both_orders=judge.both_orders,
+            sampling=judge.sampling,
+            readout=judge.readout,
+            rubric=judge.rubric,
+        )
 
 
 class VerdictSpec(Section):
@@ -79,6 +96,8 @@ class VerdictSpec(Section):
     name: str
     judge: JudgeConfig
     target: list[str]
+    #: The model of each judged run; a judge may prefer its own.
+    run_models: dict[str, str] = {}
 
 
 class MetricsSpec(Section):
