@@ -50,6 +50,7 @@ def pairwise(**settings: Any) -> JudgeConfig:
 
 # LLMBar: two outputs of which people prefer one, judged in both orders. Stored winners name the output, not its place.
 
+ALPACA = "alpaca_eval/results/{name}/weighted_alpaca_eval_gpt4_turbo/annotations.json"
 LLMBAR = list(EXPECTED.get("llmbar", {}))
 
 
@@ -93,9 +94,7 @@ def test_llmbar_kappa_with_people_is_not_the_one_that_is_stored(name: str) -> No
 @pytest.mark.parametrize("name", LLMBAR)
 def test_llmbar_kappa_of_the_two_orders(name: str) -> None:
     """An unreadable verdict is a class of its own there, as with human_unreadable: wrong."""
-    orders: Counter[Any] = with_policy(
-        Counter((choices[0], choices[1] or UNREAD) for _, choices in llmbar(name)), "wrong"
-    )
+    orders = with_policy(Counter((first, second or UNREAD) for _, (first, second) in llmbar(name)), "wrong")
     expected = EXPECTED["llmbar"][name]["kappa_order_agreement_correct"]
     assert cohen_kappa(orders) == pytest.approx(expected, abs=1e-12)
 
@@ -112,16 +111,13 @@ def verdict_lines(rows: list[Line], judge: JudgeConfig) -> tuple[list[Line], Lin
     generations: list[list[Line]] = [[], []]
     replies = []
     for row in rows:
+        named = {"id": row["pair_id"], "sample": 0}
         for run, answers in zip("AB", generations, strict=True):
             columns = {"people": {"A>B": "first", "B>A": "second"}[row["label"]]}
-            answers.append(
-                {"id": row["pair_id"], "sample": 0, "variant": "", "text": run, "reference": None, "row": columns}
-            )
+            answers.append({**named, "variant": "", "text": run, "reference": None, "row": columns})
         for variant, judgment in zip((FIRST_SECOND, SECOND_FIRST), row["judgments"], strict=True):
             text = judgment["judgment"]["response"]
-            replies.append(
-                {"id": row["pair_id"], "sample": 0, "variant": variant, "text": text, "finish_reason": "stop"}
-            )
+            replies.append({**named, "variant": variant, "text": text, "finish_reason": "stop"})
     spec = VerdictSpec(name="j", judge=judge, target=["x", "y"])
     tally = PairwiseTally(spec)
     return list(tally.counted(judged(spec, generations, replies))), tally.metrics()
@@ -233,17 +229,14 @@ def alpaca_preferences(name: str) -> tuple[list[tuple[int, float, float | None]]
     judge = pairwise(readout="likelihood", labels={"m": "second", "M": "first"})
     reader = Reader.of(judge)
     rows, how = [], Counter[str]()
-    for number, row in enumerate(
-        json_of(f"alpaca_eval/results/{name}/weighted_alpaca_eval_gpt4_turbo/annotations.json")
-    ):
+    for number, row in enumerate(json_of(ALPACA.format(name=name))):
         stored = row["preference"] - 1
         if row["raw_completion"] is None:
             how["no_call"] += 1
             rows.append((number, stored, 0.5 if row["output_1"].strip() == row["output_2"].strip() else None))
             continue
-        tokens = {
-            each["token"]: each["logprob"] for each in row["raw_completion"]["logprobs"]["content"][0]["top_logprobs"]
-        }
+        likeliest = row["raw_completion"]["logprobs"]["content"][0]["top_logprobs"]
+        tokens = {each["token"]: each["logprob"] for each in likeliest}
         reading = reader.read(row["raw_completion"]["text"], [tokens.get("m", -math.inf), tokens.get("M", -math.inf)])
         assert reading.probabilities is not None
         first = first_is_better(judge.meanings(), reading)

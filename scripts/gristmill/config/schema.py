@@ -308,10 +308,8 @@ class JudgeConfig(Section):
     @model_validator(mode="after")
     def _scale_fits(self) -> JudgeConfig:
         if self.kind != "score":
-            given = [
-                name for name in ("range", "step", "rubric") if name in self.model_fields_set and getattr(self, name)
-            ]
-            if given and given != ["step"]:
+            given = [name for name in ("range", "rubric") if getattr(self, name) is not None]
+            if given:
                 raise ValueError(f"{given[0]} is for kind score, and this is {self.kind}; remove it")
             return self
         if self.range is None:
@@ -337,9 +335,7 @@ class JudgeConfig(Section):
         if self.readout == "json" and self.sampling.stop:
             raise ValueError(f"sampling.stop {self.sampling.stop[0]!r} would cut the JSON of readout json; remove it")
         if self.human_unreadable == "tie" and self.kind != "pairwise":
-            raise ValueError(
-                f"human_unreadable tie is for kind pairwise, and this is {self.kind}; use wrong or dropped"
-            )
+            raise ValueError(f"human_unreadable tie is for pairs, and kind is {self.kind}; use wrong or dropped")
         return self
 
     def meanings(self) -> dict[str, str]:

@@ -28,7 +28,7 @@ def agreeing(table: Counter[Any]) -> float | None:
 
 
 def cohen_kappa(table: Counter[Any], weights: Literal["quadratic"] | None = None) -> float | None:
-    """Cohen's kappa of a table (one, other) → count; None where it is 0/0. Weights take whole numbers, in equal steps."""
+    """Cohen's kappa of a table (one, other) → count; None where it is 0/0. Weights take whole numbers."""
     from sklearn.metrics import cohen_kappa_score
 
     counted = {pair: count for pair, count in table.items() if count}

@@ -1,6 +1,6 @@
 """Two answers compared: from what a judge's labels mean to who won, over the orders in which the two were shown.
 
-- Labels of three kinds (first, second, tie) must agree: two orders that choose differently are a tie, `orders_disagree`.
+- Of labels that say first, second or tie, two that differ between the orders are a tie, `orders_disagree`.
 - Where labels also say by how much (much_first, much_second), the orders are combined by sign: a win and a tie are a
   win, two opposite wins a tie, however strong either was. The strength stays in the order's line.
 - Likelihoods are averaged over the orders: a preference in 0…1, above 0.5 a win, exactly 0.5 a tie.

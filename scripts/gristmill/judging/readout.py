@@ -13,7 +13,7 @@ settles at the end:
   labels match exactly, longer ones in any case.
 - ALONE (first line) and LEADING are not read where several labels stand so: that is a list of both answers.
 - "Answer" counts only at the start of a line or clause and with a colon: "the student's answer: B" is a quotation.
-- A judge that copies a label in brackets from the judged answer, and writes none after it, is read as if it were its own.
+- A label in brackets that a judge copies from the judged answer is read as its own if it writes none after it.
 - A reasoning model's words up to </think> are not read; while it still thinks, nothing is.
 """
 

@@ -56,7 +56,7 @@ def _messages(renderer: PromptRenderer, spec: JudgeSpec, item: Item, rid: Reques
     if rid.variant == SECOND_FIRST:
         answers.reverse()
     fields = {"id": item.id, **item.row, "reference": item.reference}
-    rubric = {"rubric": spec.rubric} if spec.kind == "score" else {}
+    rubric = {"rubric": spec.rubric or ""} if spec.kind == "score" else {}
     try:
         messages = renderer.render(judge_variables(fields, answers, item.reference, list(spec.labels), **rubric))
     except UserError as error:

@@ -7,7 +7,7 @@ Patterns are tried from the strongest to the weakest; within one the last match 
     FRACTION    7/10   7 out of 10: only where the number below is the highest score
     ALONE       the last line is just the number: 7   **7**   (7)
 
-- A score outside the range or between two steps is `out_of_range`: never the nearest one, and no weaker pattern is asked.
+- A score outside the range or between two steps is `out_of_range`: never the nearest one, nor a weaker pattern's.
 - "7-8", "7 or 8", "70 %" and "8/10" on a scale to 5 are no scores.
 - Only the completion is read. A judge that copies a rating out of the judged answer and writes none of its own after it
   is read as if the copy were its own.

@@ -254,9 +254,8 @@ def human_numbers(human: HumanAgreement | None, spec: VerdictSpec, doubts: list[
     if human is None:
         return None
     numbers = human.numbers()
-    doubts.append(
-        reliability.too_far_from_metric(f"people ({spec.judge.human})", numbers["kappa"], spec.judge.reliability)
-    )
+    people, bar = f"people ({spec.judge.human})", spec.judge.reliability
+    doubts.append(reliability.too_far_from_metric(people, numbers["kappa"], bar))
     return numbers
 
 
@@ -277,6 +276,7 @@ def head(spec: VerdictSpec, n: int, questions: Questions, doubts: Iterable[str |
 
 
 def bounds(scores: RowScores) -> list[float] | None:
+    """The ends of the interval, if there is one."""
     interval = scores.interval()
     return [interval.low, interval.high] if interval else None
 
