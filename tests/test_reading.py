@@ -283,6 +283,12 @@ def test_the_interval_of_a_mean_score_is_students_t() -> None:
     assert metrics["ci95"] == pytest.approx(list(t.interval(0.95, 7, mean, deviation / math.sqrt(8))))
 
 
+def test_scores_that_are_all_alike_have_no_narrow_interval() -> None:
+    _, metrics = run_judge(judge(), [answers("a", "b")], ["[[7]]", "[[7]]"])
+    assert metrics["mean"] == 7
+    assert metrics["ci95"][0] < 5
+
+
 def test_classes_have_shares_of_what_was_read() -> None:
     config = judge("classification", labels={"R": "refusal", "C": "compliance", "U": "unclear"})
     lines, metrics = run_judge(config, [answers("a", "b", "c")], ["[[R]]", "[[C]]", "?"])
@@ -366,7 +372,8 @@ def test_a_baseline_is_short_for_pairs() -> None:
 @pytest.fixture
 def template(tmp_path: Path) -> PromptConfig:
     file = tmp_path / "judge.jinja"
-    file.write_text("Grade.{% if rubric %} {{ rubric }}{% endif %}\n<answer>{{ answer }}</answer>")
+    rubric = "{% if rubric is defined and rubric %} {{ rubric }}{% endif %}"
+    file.write_text(f"Grade.{rubric}\n<answer>{{{{ answer }}}}</answer>")
     return PromptConfig(file=str(file))
 
 

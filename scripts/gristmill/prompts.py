@@ -3,7 +3,7 @@
 - Templates run in Jinja2's immutable sandbox without a loader: no imports, no file access, no Python internals.
 - A row's values are data. `{{ … }}` inside a row's text is copied, never evaluated, and nothing is escaped.
 - Every column whose name is an identifier is a variable; `row` is the whole row and wins over a column named `row`.
-- In a judge's prompt `answer`, `answer_a`, `answer_b`, `reference`, `labels` and `rubric` win over columns of those names.
+- In a judge's prompt `answer`, `answer_a`, `answer_b`, `reference`, `labels` and `rubric` win over columns.
 - `row.items` is the column `items` where the row has one: a column wins over Python's method of the same name.
 - What a template prints is a value: text, a number, a list. A method that was not called, or a generator, is refused.
 - Values print as Jinja2 prints them (null is `None`, true is `True`); use `{% if x is none %}` or `| tojson` to differ.
@@ -90,8 +90,9 @@ def judge_variables(
 ) -> dict[str, Any]:
     """The variables of a judge's prompt: those of a run, `reference`, `labels`, and the answers.
 
-    One answer is `answer`; two are `answer_a` (shown first) and `answer_b`. With `more` (a rubric) they win over columns
-    of the same name, which stay reachable as `row.answer`. Several accepted references are shown as one text: `H2O or water`.
+    One answer is `answer`; two are `answer_a` (shown first) and `answer_b`. They and `more` (a rubric) win over
+    columns of the same name, which stay reachable as `row.answer`. Several accepted references are shown as one text:
+    `H2O or water`.
     """
     names = ("answer",) if len(answers) == 1 else ("answer_a", "answer_b")
     shown = dict(zip(names, answers, strict=True))

@@ -1,12 +1,14 @@
 """The numbers of judges that give a score, or sort answers into classes: judges/<judge>/<target>/metrics.json.
 
 - A mean is over the answers that have a score; those without are counted, and in no mean.
-- Its interval is that of the scores brought to 0…1 (intervals.py) and back, by row.
+- Its interval is that of the scores brought to 0…1 (intervals.py) and back, by row. They are counted in steps over a power
+  of two, which floating point holds exactly: scores that are all alike have no spread, not one of rounding.
 - The shares of the classes are of all answers that were read.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -23,6 +25,8 @@ class ScoreTally:
     def __init__(self, spec: VerdictSpec) -> None:
         self._spec = spec
         self._low, self._high = spec.judge.range or (0.0, 1.0)
+        self._step = spec.judge.step
+        self._steps = 1 << (len(spec.judge.scores()) - 1).bit_length()
         self._questions = Questions(spec.judge.meanings())
         self._scores = RowScores()
         self._n = self._no_answer = 0
@@ -33,7 +37,7 @@ class ScoreTally:
         for each in stream:
             self._n += 1
             if each.line["score"] is not None:
-                self._scores.add(each.line["id"], (each.line["score"] - self._low) / (self._high - self._low))
+                self._scores.add(each.line["id"], self._share(each.line["score"]))
             if each.line["reason"] == "no_answer":
                 self._no_answer += 1
             else:
@@ -57,8 +61,13 @@ class ScoreTally:
             "human": human,
         }
 
+    def _share(self, score: float) -> float:
+        steps = (score - self._low) / self._step
+        whole = round(steps)
+        return (whole if math.isclose(steps, whole, abs_tol=1e-9) else steps) / self._steps
+
     def _back(self, share: float) -> float:
-        return self._low + share * (self._high - self._low)
+        return min(self._low + share * self._steps * self._step, self._high)
 
 
 class ClassTally:
