@@ -41,6 +41,7 @@ rule all:
     input:
         "results/report.html",
         result_files(),
+        jury_files(),
         exports(),
 
 

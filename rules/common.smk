@@ -26,6 +26,7 @@ from gristmill.planning.workers import encode_workers, worker_of
 MODEL = "results/models/{model}.json"
 RUN = "results/runs/{run}"
 JUDGE = "results/judges/{judge}/{target}"
+JURY = "results/juries/{jury}/{target}"
 # As many folders as a command line has room for beside a spec.
 MAX_LEFT_BEHIND = 100
 TOKENS = "GRISTMILL_CLUSTER_TOKENS"
@@ -35,6 +36,7 @@ wildcard_constraints:
     model="[^/]+",
     run="[^/]+",
     judge="[^/]+",
+    jury="[^/]+",
     target="[^/]+",
     shard=r"\d+",
     shards=r"\d+",
@@ -106,6 +108,7 @@ VERDICT_CODE = code_digest(
     "intervals",
     "gpu.usage",
 )
+JURY_CODE = code_digest("judging.juries", "judging.pairs", "judging.tallies", "intervals")
 EXPORT_CODE = code_digest("export")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
@@ -221,6 +224,25 @@ def verdict_spec(wildcards):
     models = {run: CONFIG.runs[run].model for run in target}
     alone_judge = judge.model_copy(update=alone)
     return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=alone_judge, target=target, run_models=models))
+
+
+def jury_of(wildcards):
+    return CONFIG.juries[wildcards.jury]
+
+
+def jury_spec(wildcards):
+    jury = jury_of(wildcards)
+    judge = CONFIG.judges[jury.judges[0]]
+    targets = dict(zip(judge.targets(), judge.pairs or [[run] for run in judge.runs]))
+    named = {"kind": judge.kind, "range": judge.range, "target": list(targets[wildcards.target])}
+    return specs.encode(specs.JurySpec(name=wildcards.jury, judges=jury.judges, combine=jury.combine, **named))
+
+
+def jury_files():
+    """What the juries decide, on every target of their judges."""
+    targets = {name: CONFIG.judges[jury.judges[0]].targets() for name, jury in CONFIG.juries.items()}
+    folders = [JURY.format(jury=name, target=target) for name in targets for target in targets[name]]
+    return expand("{folder}/{name}", folder=folders, name=["verdicts.jsonl", "metrics.json"])
 
 
 def metrics_spec(wildcards):

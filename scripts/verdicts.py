@@ -49,7 +49,11 @@ def _pointwise(spec: VerdictSpec, args: argparse.Namespace) -> JsonDict:
 def _other(spec: VerdictSpec, args: argparse.Namespace) -> JsonDict:
     if args.grades is not None or args.metric is not None:
         raise UserError("--grades and --metric are for a pointwise judge; leave them out for a pair, score or class")
-    tallies = {"pairwise": PairwiseTally, "score": ScoreTally, "classification": ClassTally}
+    tallies: dict[str, type[PairwiseTally | ScoreTally | ClassTally]] = {
+        "pairwise": PairwiseTally,
+        "score": ScoreTally,
+        "classification": ClassTally,
+    }
     tally = tallies[spec.judge.kind](spec)
     write_jsonl(args.verdicts, tally.counted(judged(spec, *_inputs(args))))
     return tally.metrics()

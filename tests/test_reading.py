@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gristmill.config.schema import JudgeConfig, ModelConfig, PromptConfig, number_text
-from gristmill.config.specs import JudgeSpec, VerdictSpec, decode, encode
+from gristmill.config.specs import JudgeSpec, JurySpec, VerdictSpec, decode, encode
 from gristmill.engines.chat import ChatEncoder
 from gristmill.errors import UserError
 from gristmill.judging.agreement import HumanAgreement
+from gristmill.judging.juries import JuryTally, decide, fleiss
 from gristmill.judging.pairs import TIE, combined
 from gristmill.judging.reading import Reader
 from gristmill.judging.requests import judge_requests
@@ -434,3 +436,48 @@ def test_what_is_not_defended_the_end_of_a_turn_inside_an_answer_is_the_models_o
     )
     end = encoder.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert ended.count(end) == plain.count(end) + 1
+
+
+# Juries
+
+
+@pytest.mark.parametrize(
+    ("votes", "combine", "decided"),
+    [
+        (["x", "x", "y"], "majority", ("x", None)),
+        (["x", "y"], "majority", (None, "votes_tied")),
+        (["x", "y", TIE], "majority", (None, "votes_tied")),
+        (["x", None, "x"], "majority", ("x", None)),
+        (["x", None], "majority", (None, "too_few_read")),
+        ([4.0, 6.0, None], "mean", (5.0, None)),
+        ([None, None, 6.0], "mean", (None, "too_few_read")),
+    ],
+)
+def test_a_jury_decides_only_what_its_votes_do(votes: list[Any], combine: str, decided: tuple[Any, str | None]) -> None:
+    assert decide(votes, combine) == decided
+
+
+def test_fleiss_kappa_is_the_textbooks_and_null_where_it_is_0_over_0() -> None:
+    # Two judges, ten answers, alike in seven; 11 of 20 votes are a.
+    votes = Counter({("a", "a"): 4, ("a", "b"): 3, ("b", "b"): 3})
+    chance = 0.55**2 + 0.45**2
+    assert fleiss(votes) == pytest.approx((0.7 - chance) / (1 - chance))
+    assert fleiss(Counter({("a", "a"): 5})) is None
+
+
+def test_a_jury_joins_its_judges_line_by_line_and_counts_how_they_agree() -> None:
+    names = ["one", "two", "three"]
+    spec = JurySpec(name="all", kind="pointwise", judges=names, combine="majority", target=["x"])
+    said = [["correct", "correct"], ["correct", "incorrect"], ["incorrect", None]]
+    files = [
+        [{"id": f"r{i}", "sample": 0, "run": "x", "verdict": v, "reason": None} for i, v in enumerate(each)]
+        for each in said
+    ]
+    tally = JuryTally(spec)
+    lines = list(tally.joined(files))
+    assert [(line["verdict"], line["reason"]) for line in lines] == [("correct", None), (None, "votes_tied")]
+    metrics = tally.metrics()
+    assert (metrics["n"], metrics["accuracy"], metrics["undecided_reasons"]) == (2, 0.5, {"votes_tied": 1})
+    assert [(each["n"], each["percent"]) for each in metrics["agreement"]] == [(2, 0.5), (1, 0), (1, 0)]
+    with pytest.raises(UserError, match="list different answers"):
+        list(JuryTally(spec).joined([files[0], files[1], files[2][:1]]))

@@ -361,6 +361,13 @@ class JudgeConfig(Section):
         return [f"{first}_vs_{second}" for first, second in self.pairs] if self.kind == "pairwise" else list(self.runs)
 
 
+class JuryConfig(Section):
+    """Judges of one kind and the same targets, joined to one verdict."""
+
+    judges: list[str] = Field(min_length=2, description="The judges, by name.")
+    combine: Literal["majority", "mean"] = Field("majority", description="What they decide; mean is for scores.")
+
+
 class GroupConfig(Section):
     """GPUs that are alike, on a machine where not all are."""
 
@@ -423,6 +430,7 @@ class Config(Section):
     prompts: dict[Name, PromptConfig]
     runs: dict[Name, RunConfig] = Field(min_length=1)
     judges: dict[Name, JudgeConfig] = {}
+    juries: dict[Name, JuryConfig] = {}
     gpus: GpusConfig = GpusConfig.model_validate({})
     report: ReportConfig = ReportConfig.model_validate({})
 

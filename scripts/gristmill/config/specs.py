@@ -100,6 +100,17 @@ class VerdictSpec(Section):
     run_models: dict[str, str] = {}
 
 
+class JurySpec(Section):
+    """Verdicts of several judges → a jury's."""
+
+    name: str
+    kind: JudgeKind
+    judges: list[str]
+    combine: Literal["majority", "mean"]
+    target: list[str]
+    range: tuple[float, float] | None = None
+
+
 class MetricsSpec(Section):
     """Completions → grades and metrics."""
 

@@ -1,8 +1,8 @@
 """The numbers of judges that give a score, or sort answers into classes: judges/<judge>/<target>/metrics.json.
 
 - A mean is over the answers that have a score; those without are counted, and in no mean.
-- Its interval is that of the scores brought to 0…1 (intervals.py) and back, by row. They are counted in steps over a power
-  of two, which floating point holds exactly: scores that are all alike have no spread, not one of rounding.
+- Its interval is that of the scores brought to 0…1 (intervals.py) and back, by row. They are counted in steps
+  over a power of two, exactly: scores that are all alike have no spread, not one of rounding.
 - The shares of the classes are of all answers that were read.
 """
 

@@ -144,7 +144,7 @@ def _winner(spec: VerdictSpec, item: Item, line: JsonDict) -> tuple[str | None, 
     if item.not_asked is not None:
         return (TIE if item.not_asked == "identical" else None), item.not_asked
     if "preference" in line:
-        winner = preferred(*spec.target, line["preference"])
+        winner = preferred(spec.target[0], spec.target[1], line["preference"])
         return winner, "unreadable" if winner is None else None
     choices = [order["choice"] for order in line["orders"]]
     return combined(spec.target, choices, has_strength(spec.judge.meanings().values()))
