@@ -42,6 +42,7 @@ rule all:
     input:
         "results/report.html",
         result_files(),
+        jury_files(),
         exports(),
 
 

@@ -28,6 +28,7 @@ from gristmill.planning.workers import encode_workers, worker_of
 MODEL = "results/models/{model}.json"
 RUN = "results/runs/{run}"
 JUDGE = "results/judges/{judge}/{target}"
+JURY = "results/juries/{jury}/{target}"
 # As many folders as a command line has room for beside a spec.
 MAX_LEFT_BEHIND = 100
 TOKENS = "GRISTMILL_CLUSTER_TOKENS"
@@ -37,6 +38,7 @@ wildcard_constraints:
     model="[^/]+",
     run="[^/]+",
     judge="[^/]+",
+    jury="[^/]+",
     target="[^/]+",
     shard=r"\d+",
     shards=r"\d+",
@@ -100,20 +102,22 @@ PLACED = [*PLACEMENTS, "--workers", encode_workers(PLAN.all_workers())]
 
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
 RENDER_CODE = code_digest("prompts", "rendering", "rows")
-QUESTION_CODE = code_digest("prompts", "judging.items", "judging.requests")
+QUESTION_CODE = code_digest("prompts", "thinking", "judging.items", "judging.reading", "judging.requests")
 METRICS_CODE = code_digest(
     *("grading", "thinking", "classification", "samples", "clusters", "intervals", "stats.intervals", "metrics"),
     "gpu.usage",
 )
 VERDICT_CODE = code_digest(
-    *[f"judging.{name}" for name in ("items", "readout", "reliability", "tallies", "verdicts")],
+    *[f"judging.{name}" for name in ("agreement", "items", "pairs", "reading", "readout", "reliability", "scales")],
+    *[f"judging.{name}" for name in ("scores", "tallies", "verdicts")],
     "intervals",
     "stats.intervals",
     "gpu.usage",
 )
 COMPARE_CODE = code_digest("comparing", "stats.intervals", "stats.paired")
 RANK_CODE = code_digest("ranking", "intervals", "stats")
-READING_CODE = code_digest("judging.reading", "judging.readout")
+READING_CODE = code_digest("judging.reading", "judging.readout", "judging.scores", "thinking")
+JURY_CODE = code_digest("judging.juries", "judging.pairs", "judging.tallies", "intervals", "stats.intervals")
 EXPORT_CODE = code_digest("export")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
@@ -233,24 +237,35 @@ def requests_spec(wildcards):
 
 
 def judge_spec(wildcards):
-    judge = unit_of(wildcards)
-    return specs.encode(
-        specs.JudgeSpec(
-            kind=judge.kind,
-            target=target_runs(wildcards),
-            prompt=prompt_of(wildcards),
-            labels=judge.meanings(),
-            both_orders=judge.both_orders,
-            sampling=judge.sampling,
-        )
-    )
+    return specs.encode(specs.JudgeSpec.of(unit_of(wildcards), target_runs(wildcards), prompt_of(wildcards)))
 
 
 def verdict_spec(wildcards):
     """The judge with this target alone, so that another run that it is to judge changes nothing here."""
     judge, target = unit_of(wildcards), target_runs(wildcards)
     alone = {"runs": target} if len(target) == 1 else {"pairs": [tuple(target)]}
-    return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=judge.model_copy(update=alone), target=target))
+    models = {run: CONFIG.runs[run].model for run in target}
+    alone_judge = judge.model_copy(update=alone)
+    return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=alone_judge, target=target, run_models=models))
+
+
+def jury_of(wildcards):
+    return CONFIG.juries[wildcards.jury]
+
+
+def jury_spec(wildcards):
+    jury = jury_of(wildcards)
+    judge = CONFIG.judges[jury.judges[0]]
+    targets = dict(zip(judge.targets(), judge.pairs or [[run] for run in judge.runs]))
+    named = {"kind": judge.kind, "range": judge.range, "target": list(targets[wildcards.target])}
+    return specs.encode(specs.JurySpec(name=wildcards.jury, judges=jury.judges, combine=jury.combine, **named))
+
+
+def jury_files():
+    """What the juries decide, on every target of their judges."""
+    targets = {name: CONFIG.judges[jury.judges[0]].targets() for name, jury in CONFIG.juries.items()}
+    folders = [JURY.format(jury=name, target=target) for name in targets for target in targets[name]]
+    return expand("{folder}/{name}", folder=folders, name=["verdicts.jsonl", "metrics.json"])
 
 
 def asking_code(wildcards):
@@ -319,9 +334,10 @@ def weights_files(wildcards):
 
 
 def grades_of(wildcards):
-    """The judged run's grades, to compare a pointwise judge with; none for a pair or a run without metrics."""
-    runs = target_runs(wildcards)
-    return [f"results/runs/{run}/grades.jsonl" for run in runs if len(runs) == 1 and CONFIG.runs[run].metrics]
+    """The judged run's grades, to compare a pointwise judge with; none for another kind or a run without metrics."""
+    pointwise = CONFIG.judges[wildcards.judge].kind == "pointwise"
+    runs = target_runs(wildcards) if pointwise else []
+    return [f"results/runs/{run}/grades.jsonl" for run in runs if CONFIG.runs[run].metrics]
 
 
 def agreement_of(wildcards):

@@ -90,3 +90,21 @@ rule verdicts:
         "--judge-generations {input.judge_generations:q} {params.agreement:q} "
         "--gpu-samples results/judges/{wildcards.judge}/{wildcards.target}/gpu "
         "--verdicts {output.verdicts:q} --metrics {output.metrics:q} > {log:q} 2>&1"
+
+
+rule jury:
+    input:
+        lambda w: expand("results/judges/{member}/{target}/verdicts.jsonl", member=jury_of(w).judges, target=w.target),
+    output:
+        verdicts=f"{JURY}/verdicts.jsonl",
+        metrics=f"{JURY}/metrics.json",
+    log:
+        f"{JURY}/logs/jury.log",
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        spec=jury_spec,
+        code=JURY_CODE,
+    shell:
+        program("jury.py") + " --spec {params.spec:q} --judge-verdicts {input:q} "
+        "--verdicts {output.verdicts:q} --metrics {output.metrics:q} > {log:q} 2>&1"

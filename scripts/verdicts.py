@@ -21,6 +21,7 @@ from gristmill.config.specs import VerdictSpec, decode
 from gristmill.errors import UserError, run_main
 from gristmill.files import read_jsonl, write_json, write_jsonl
 from gristmill.gpu.usage import usage_of
+from gristmill.judging.scales import ClassTally, ScoreTally
 from gristmill.judging.tallies import PairwiseTally, PointwiseTally
 from gristmill.judging.verdicts import judged
 from gristmill.merging import proven
@@ -31,7 +32,7 @@ def main() -> None:
     """Read the answers and the judge's, write verdicts and metrics."""
     args = _arguments()
     spec = decode(VerdictSpec, args.spec)
-    metrics = _pointwise(spec, args) if spec.judge.kind == "pointwise" else _pairwise(spec, args)
+    metrics = _pointwise(spec, args) if spec.judge.kind == "pointwise" else _other(spec, args)
     write_json(args.metrics, {**metrics, "gpu": usage_of(args.gpu_samples) if args.gpu_samples else None})
     print(f"{metrics['n']} judged, {metrics['asked']} asked, {metrics['unreadable']} unreadable; {_trust(metrics)}")
 
@@ -45,10 +46,15 @@ def _pointwise(spec: VerdictSpec, args: argparse.Namespace) -> JsonDict:
     return tally.metrics()
 
 
-def _pairwise(spec: VerdictSpec, args: argparse.Namespace) -> JsonDict:
+def _other(spec: VerdictSpec, args: argparse.Namespace) -> JsonDict:
     if args.grades is not None or args.metric is not None:
-        raise UserError("--grades and --metric are for a pointwise judge; leave them out for a pair")
-    tally = PairwiseTally(spec)
+        raise UserError("--grades and --metric are for a pointwise judge; leave them out for a pair, score or class")
+    tallies: dict[str, type[PairwiseTally | ScoreTally | ClassTally]] = {
+        "pairwise": PairwiseTally,
+        "score": ScoreTally,
+        "classification": ClassTally,
+    }
+    tally = tallies[spec.judge.kind](spec)
     write_jsonl(args.verdicts, tally.counted(judged(spec, *_inputs(args))))
     return tally.metrics()
 

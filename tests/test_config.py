@@ -296,7 +296,7 @@ def test_an_unknown_run_of_a_judge_is_refused(root: Path) -> None:
         ("runs.one.sampling.stop", "x", "'x'; write a list"),
         ("runs.one.sampling.seed", -1, "-1; it should be"),
         ("runs.one.sampling.samples", 0, "0; it should be"),
-        ("judges.grader.kind", "single", "'single'; it should be 'pointwise' or 'pairwise'"),
+        ("judges.grader.kind", "single", "'single'; it should be 'pointwise', 'pairwise', 'score' or 'classification'"),
         ("judges.grader.reliability.max_label_share", 0, "0; it should be"),
         ("judges.grader.reliability.min_kappa", 1.5, "1.5; it should be"),
         ("gpus.devices", "0,1", "'0,1'; it should be 'auto', or write a list, for example [a, b]"),
@@ -333,7 +333,7 @@ def test_a_wrong_value_is_named_with_its_key_and_what_would_do(root: Path, place
         (
             "judges.grader.labels",
             {"A": "good"},
-            "judges.grader.labels.A is 'good'; it should be 'correct', 'incorrect',",
+            "judges.grader: labels: 'good' is no meaning for kind pointwise; use correct, incorrect, partial",
         ),
         ("judges.grader.labels", {"": "correct"}, "judges.grader.labels.'' is ''; "),
     ],

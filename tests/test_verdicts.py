@@ -18,6 +18,7 @@ from gristmill.config.schema import JudgeConfig, PromptConfig, ReliabilityBar, S
 from gristmill.config.specs import JudgeSpec, VerdictSpec, encode
 from gristmill.errors import UserError
 from gristmill.files import write_jsonl
+from gristmill.judging.readout import PARSER_VERSION
 from gristmill.judging.reliability import Share, too_inconsistent
 from gristmill.judging.requests import judge_requests
 from gristmill.judging.tallies import KAPPA_UNDEFINED, Agreement, PairwiseTally, PointwiseTally
@@ -205,10 +206,10 @@ def test_a_pointwise_verdict_says_what_was_read_and_from_what(template: PromptCo
         (line["label"], line["verdict"], line["reason"], line["raw"], line["run"], line["parser"])
         for line in asked.verdicts
     ] == [
-        ("A", "correct", None, "A", "x", 1),
-        ("B", "incorrect", None, "B: no", "x", 1),
-        (None, None, "no_label", "hm", "x", 1),
-        (None, None, "skipped", None, "x", 1),
+        ("A", "correct", None, "A", "x", PARSER_VERSION),
+        ("B", "incorrect", None, "B: no", "x", PARSER_VERSION),
+        (None, None, "no_label", "hm", "x", PARSER_VERSION),
+        (None, None, "skipped", None, "x", PARSER_VERSION),
     ]
 
 

@@ -3,7 +3,7 @@
 - Templates run in Jinja2's immutable sandbox without a loader: no imports, no file access, no Python internals.
 - A row's values are data. `{{ … }}` inside a row's text is copied, never evaluated, and nothing is escaped.
 - Every column whose name is an identifier is a variable; `row` is the whole row and wins over a column named `row`.
-- In a judge's prompt `answer`, `answer_a`, `answer_b`, `reference` and `labels` win over columns of the same name.
+- In a judge's prompt `answer`, `answer_a`, `answer_b`, `reference`, `labels` and `rubric` win over columns.
 - `row.items` is the column `items` where the row has one: a column wins over Python's method of the same name.
 - What a template prints is a value: text, a number, a list. A method that was not called, or a generator, is refused.
 - Values print as Jinja2 prints them (null is `None`, true is `True`); use `{% if x is none %}` or `| tojson` to differ.
@@ -36,6 +36,8 @@ JUDGED_TURN_NAMES = {
 JUDGE_NAMES = {
     "pointwise": {"answer", "reference", "labels"},
     "pairwise": {"answer_a", "answer_b", "reference", "labels"},
+    "score": {"answer", "reference", "labels", "rubric"},
+    "classification": {"answer", "reference", "labels"},
 }
 MAX_NAMES_SHOWN = 20
 #: Tests and filters that say what to do when a name is absent, so a row may lack it.

@@ -176,3 +176,8 @@ class Reading:
     label: str | None
     reason: str | None
     raw: str
+    #: Of a score, the number; read as a likelihood, the mean over the scores.
+    value: float | None = None
+    #: Read as a likelihood: the labels' shares among themselves, in their order, and what they have of all words.
+    probabilities: tuple[float, ...] | None = None
+    label_mass: float | None = None

@@ -88,14 +88,19 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
 
 
 def _judge_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
-    for judge in config.judges.values():
+    for name, judge in config.judges.items():
         if config.prompts[judge.prompt].turns is not None:
             yield f"prompts.{judge.prompt}.turns: a judge's prompt has no turns; give the judge a prompt of its own"
         for run in map(config.runs.__getitem__, _judged_runs(judge)):
+            if run.dataset not in columns:
+                continue
             in_turns = config.prompts[run.prompt].turns is not None
             extra = JUDGE_NAMES[judge.kind] | (JUDGED_TURN_NAMES[judge.kind] if in_turns else set())
-            if run.dataset in columns:
-                yield from check_placeholders(judge.prompt, config.prompts[judge.prompt], columns[run.dataset], extra)
+            there = columns[run.dataset]
+            yield from check_placeholders(judge.prompt, config.prompts[judge.prompt], there, extra)
+            if judge.human is not None and judge.human not in there:
+                listed = some(sorted(there), MAX_NAMES_SHOWN)
+                yield f"judges.{name}.human: {judge.human!r} is not a column of {run.dataset}; columns: {listed}"
 
 
 def _judged_runs(judge: JudgeConfig) -> list[str]:

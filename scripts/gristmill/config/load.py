@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gristmill.config.comparisons import comparison_problems
-from gristmill.config.schema import NAME_PATTERN, Config
+from gristmill.config.schema import NAME_PATTERN, Config, JuryConfig
 from gristmill.errors import UserError
 from gristmill.files import LONE_SURROGATE
 
@@ -173,6 +173,8 @@ def _reference_problems(config: Config) -> Iterable[str]:
         for run_name in dict.fromkeys(run for pair in judge.pairs for run in pair):
             yield from _unknown_name(f"judges.{name}.pairs", run_name, config.runs, "run")
         yield from _pair_problems(config, name)
+    for name, jury in config.juries.items():
+        yield from _jury_problems(config, name, jury)
     yield from _endpoint_problems(config)
 
 
@@ -184,6 +186,18 @@ def _endpoint_problems(config: Config) -> Iterable[str]:
         endpoint = config.models[name].endpoint if name in config.models else None
         if endpoint is not None and (refusal := endpoint.refusal(sampling)) is not None:
             yield f"{key}.{refusal}"
+
+
+def _jury_problems(config: Config, name: str, jury: JuryConfig) -> Iterable[str]:
+    for judge in jury.judges:
+        yield from _unknown_name(f"juries.{name}.judges", judge, config.judges, "judge")
+    members = [config.judges[judge] for judge in jury.judges if judge in config.judges]
+    if len(set(jury.judges)) < len(jury.judges):
+        yield f"juries.{name}.judges: a judge is there twice; name each once"
+    if len({(member.kind, tuple(member.targets()), member.range) for member in members}) > 1:
+        yield f"juries.{name}.judges differ in kind, targets or range; a jury's judges judge the same"
+    if jury.combine == "mean" and any(member.kind != "score" for member in members):
+        yield f"juries.{name}.combine is mean, and its judges give no scores; use majority"
 
 
 def _names_alike(config: Config) -> Iterable[str]:

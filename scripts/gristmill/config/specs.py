@@ -16,6 +16,7 @@ from gristmill.config.schema import (
     Config,
     DatasetConfig,
     JudgeConfig,
+    JudgeKind,
     Metric,
     ModelConfig,
     PromptConfig,
@@ -70,12 +71,28 @@ class ModelSpec(Section):
 class JudgeSpec(Section):
     """Completions of one run, or of a pair, → judge requests."""
 
-    kind: Literal["pointwise", "pairwise"]
+    kind: JudgeKind
     target: list[str]
     prompt: PromptConfig
     labels: dict[str, str]
     both_orders: bool
     sampling: SamplingConfig
+    readout: Literal["text", "json", "likelihood"] = "text"
+    rubric: str | None = None
+
+    @classmethod
+    def of(cls, judge: JudgeConfig, target: list[str], prompt: PromptConfig) -> JudgeSpec:
+        """The part of a judge that its questions depend on."""
+        return cls(
+            kind=judge.kind,
+            target=target,
+            prompt=prompt,
+            labels=judge.meanings(),
+            both_orders=judge.both_orders,
+            sampling=judge.sampling,
+            readout=judge.readout,
+            rubric=judge.rubric,
+        )
 
 
 class VerdictSpec(Section):
@@ -84,6 +101,19 @@ class VerdictSpec(Section):
     name: str
     judge: JudgeConfig
     target: list[str]
+    #: The model of each judged run; a judge may prefer its own.
+    run_models: dict[str, str] = {}
+
+
+class JurySpec(Section):
+    """Verdicts of several judges → a jury's."""
+
+    name: str
+    kind: JudgeKind
+    judges: list[str]
+    combine: Literal["majority", "mean"]
+    target: list[str]
+    range: tuple[float, float] | None = None
 
 
 class MetricsSpec(Section):

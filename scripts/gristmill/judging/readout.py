@@ -13,6 +13,7 @@ settles at the end:
   labels match exactly, longer ones in any case.
 - ALONE (first line) and LEADING are not read where several labels stand so: that is a list of both answers.
 - "Answer" counts only at the start of a line or clause and with a colon: "the student's answer: B" is a quotation.
+- A label in brackets that a judge copies from the judged answer is read as its own if it writes none after it.
 - A reasoning model's words up to </think> are not read; while it still thinks, nothing is.
 """
 
@@ -22,11 +23,14 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gristmill.types import Reading
 
+#: What different labels mean that one pattern finds: the last of them, or nothing.
+Several = Literal["last", "unreadable"]
 #: Raised whenever the same words may be read differently; recorded with every verdict.
-PARSER_VERSION = 1
+PARSER_VERSION = 2
 
 #: A pattern that matches nowhere.
 NOTHING = r"(?!)"
@@ -59,23 +63,26 @@ ALONE = r"[#>-]{0,8}" + OPEN + NAMED + CLOSE + r"[.!,;]?" + CLOSE + r"\s{0,8}"
 LEADING = r"^[#>]{0,8}" + OPEN + NAMED + ONLY + CLOSE + REASON
 
 
-def read_label(text: str, labels: Sequence[str]) -> Reading:
+def read_label(text: str, labels: Sequence[str], several: Several = "last") -> Reading:
     """The label that a judge's completion gives.
 
     Args:
         text: the completion, never the prompt: words inside the judged answer cannot be taken for the judge's.
         labels: what the judge was told to write.
+        several: whether different labels, found by the same pattern, are read as the last one or not at all.
 
     Returns:
-        A label of `labels`; or None with reason `empty` or `no_label`. `raw` is the text as it was.
+        A label of `labels`; or None with reason `empty`, `no_label` or `several_labels`. `raw` is the text as it was.
     """
     if not text.strip():
         return Reading(None, "empty", text)
-    label = _Patterns.of(tuple(labels)).read(_spoken(text))
-    return Reading(label, None if label is not None else "no_label", text)
+    found = _Patterns.of(tuple(labels)).read(spoken(text))
+    if several == "unreadable" and len(set(found)) > 1:
+        return Reading(None, "several_labels", text)
+    return Reading(found[-1], None, text) if found else Reading(None, "no_label", text)
 
 
-def _spoken(text: str) -> str:
+def spoken(text: str) -> str:
     """The words after the reasoning block; none of them while it is still open."""
     _, closed, spoken = text.rpartition(THINK_CLOSE)
     spoken = spoken if closed else text
@@ -101,13 +108,14 @@ class _Patterns:
         sources = (BRACKETED, DECLARED, ALONE, LEADING)
         return _Patterns(labels, *(re.compile(source.replace("LABEL", any_label), re.MULTILINE) for source in sources))
 
-    def read(self, text: str) -> str | None:
-        """The label of the strongest pattern that matches."""
+    def read(self, text: str) -> list[str]:
+        """The labels that the strongest pattern finds, in order; none where no pattern matches."""
         for pattern in (self.bracketed, self.declared):
             found = self._found(pattern, text)
             if found:
-                return found[-1]
-        return self._alone(text) or self._leading(text)
+                return found
+        label = self._alone(text) or self._leading(text)
+        return [] if label is None else [label]
 
     def _found(self, pattern: re.Pattern[str], text: str) -> list[str]:
         return [self._label(match) for match in pattern.finditer(text)]

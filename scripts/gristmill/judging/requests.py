@@ -13,6 +13,7 @@ from gristmill.codec import sampling_to_json
 from gristmill.config.specs import JudgeSpec
 from gristmill.errors import UserError
 from gristmill.judging.items import Item, is_swapped, items
+from gristmill.judging.reading import json_schema
 from gristmill.prompts import PromptRenderer, judge_variables
 from gristmill.types import JsonDict, RequestId
 
@@ -33,6 +34,9 @@ def judge_requests(spec: JudgeSpec, generations: Sequence[Iterable[JsonDict]]) -
         )
     renderer = PromptRenderer(spec.prompt)
     sampling = sampling_to_json(spec.sampling.for_requests())
+    if spec.readout == "json":
+        sampling["json_schema"] = json_schema(spec.kind, list(spec.labels))
+    likelihood = {"labels": list(spec.labels)} if spec.readout == "likelihood" else {}
     for item in items(spec.target, generations):
         for rid in item.asked(spec.both_orders):
             yield {
@@ -41,6 +45,7 @@ def judge_requests(spec: JudgeSpec, generations: Sequence[Iterable[JsonDict]]) -
                 "variant": rid.variant,
                 "messages": _messages(renderer, spec, item, rid),
                 "sampling": sampling,
+                **likelihood,
                 "reference": item.reference,
                 "row": item.row,
             }
@@ -53,9 +58,10 @@ def _messages(renderer: PromptRenderer, spec: JudgeSpec, item: Item, rid: Reques
         answers.reverse()
         conversations.reverse()
     fields = {"id": item.id, **item.row, "reference": item.reference}
+    rubric = {"rubric": spec.rubric or ""} if spec.kind == "score" else {}
     try:
         variables = judge_variables(fields, answers, item.reference, list(spec.labels), conversations)
-        messages = renderer.render(variables)
+        messages = renderer.render(variables | rubric)
     except UserError as error:
         raise UserError(f"row {item.id}: {error}") from error
     return [dict(message) for message in messages]

@@ -19,8 +19,10 @@ from gristmill.config.specs import VerdictSpec
 from gristmill.errors import UserError
 from gristmill.intervals import RowScores
 from gristmill.judging import reliability
+from gristmill.judging.agreement import HumanAgreement, agreeing, cohen_kappa
+from gristmill.judging.pairs import TIE
 from gristmill.judging.reliability import Share
-from gristmill.judging.verdicts import TIE, Judged
+from gristmill.judging.verdicts import Judged
 from gristmill.types import JsonDict
 
 KAPPA_UNDEFINED = "judge and metric say the same of every answer, so kappa is undefined"
@@ -32,6 +34,8 @@ class Questions:
     def __init__(self, labels: Iterable[str]) -> None:
         self._labels: Counter[str] = Counter({label: 0 for label in labels})
         self._asked = self._truncated = 0
+        self._mass, self._masses = 0.0, 0
+        self._reasons: Counter[str] = Counter()
 
     def add(self, answer: JsonDict) -> None:
         """Count one answer of the judge (a pointwise verdict, or one order of a pair)."""
@@ -39,6 +43,11 @@ class Questions:
         self._truncated += answer["truncated"]
         if answer["label"] is not None:
             self._labels[answer["label"]] += 1
+        else:
+            self._reasons[answer["reason"]] += 1
+        if answer.get("label_mass") is not None:
+            self._mass += answer["label_mass"]
+            self._masses += 1
 
     def numbers(self) -> JsonDict:
         """The keys of metrics.json about labels."""
@@ -52,6 +61,8 @@ class Questions:
             "label_counts": dict(self._labels),
             "top_label": top,
             "top_label_share": Share(count, readable).ratio,
+            "unreadable_reasons": dict(sorted(self._reasons.items())),
+            "label_mass": self._mass / self._masses if self._masses else None,
         }
 
     def doubts(self, judge: JudgeConfig) -> list[str | None]:
@@ -85,21 +96,12 @@ class Agreement:
     def numbers(self) -> JsonDict:
         """The `agreement` object of metrics.json."""
         n, kappa = self._table.total(), self.kappa()
-        same = sum(count for (judge, metric), count in self._table.items() if judge == metric)
-        undefined = n > 0 and kappa is None
-        note = KAPPA_UNDEFINED if undefined else None
-        return {"metric": self.metric, "n": n, "percent": Share(same, n).ratio, "kappa": kappa, "note": note}
+        note = KAPPA_UNDEFINED if n > 0 and kappa is None else None
+        return {"metric": self.metric, "n": n, "percent": agreeing(self._table), "kappa": kappa, "note": note}
 
     def kappa(self) -> float | None:
         """Cohen's kappa; None without answers, or where both raters are constant and equal."""
-        from sklearn.metrics import cohen_kappa_score
-
-        if len(self._table) == 0 or (
-            len(self._table) == 1 and next(iter(self._table)) in {(True, True), (False, False)}
-        ):
-            return None
-        judge, metric = zip(*self._table, strict=True)
-        return float(cohen_kappa_score(judge, metric, sample_weight=list(self._table.values())))
+        return cohen_kappa(self._table)
 
 
 class PointwiseTally:
@@ -112,12 +114,15 @@ class PointwiseTally:
         self._verdicts: Counter[str | None] = Counter()
         self._no_answer = 0
         self._agreement = Agreement(metric) if metric is not None else None
+        self._human = human_of(spec)
 
     def counted(self, stream: Iterable[Judged], grades: Iterable[JsonDict] = ()) -> Iterator[JsonDict]:
         """The verdict lines, counted; `grades` are the lines of the run's grades.jsonl when there is a metric."""
         queue = iter(grades)
         for each in stream:
             self._count(each.line)
+            if self._human is not None and each.line["reason"] != "no_answer":
+                self._human.add(each.item.id, each.item.row, each.line["verdict"])
             if self._agreement is not None:
                 self._agreement.add(each.line["verdict"], _grade_of(each.line, next(queue, None)))
             yield each.line
@@ -129,14 +134,17 @@ class PointwiseTally:
         if agreement is not None:
             bar = self._spec.judge.reliability
             doubts.append(reliability.too_far_from_metric(agreement["metric"], agreement["kappa"], bar))
+        human = human_numbers(self._human, self._spec, doubts)
         return {
-            **_head(self._spec, self._scores.n, self._questions, doubts),
+            **head(self._spec, self._scores.n, self._questions, doubts),
             "no_answer": self._no_answer,
             "correct": self._verdicts["correct"],
             "incorrect": self._verdicts["incorrect"],
+            "partial": self._verdicts["partial"],
             "accuracy": self._scores.value,
-            "ci95": _bounds(self._scores),
+            "ci95": bounds(self._scores),
             "agreement": agreement,
+            "human": human,
         }
 
     def _count(self, line: JsonDict) -> None:
@@ -161,6 +169,8 @@ class PairwiseTally:
         self._agreed, self._asked_twice = 0, 0
         self._first, self._choices = 0, 0
         self._longer, self._unequal = 0, 0
+        self._preferences = RowScores()
+        self._human = human_of(spec)
 
     def counted(self, stream: Iterable[Judged]) -> Iterator[JsonDict]:
         """The verdict lines, counted."""
@@ -169,6 +179,10 @@ class PairwiseTally:
             self._count_winner(each.line)
             self._count_orders(each.line["orders"])
             self._count_lengths(each)
+            if each.line.get("preference") is not None:
+                self._preferences.add(each.line["id"], each.line["preference"])
+            if self._human is not None and each.line["reason"] != "no_answer":
+                self._human.add(each.item.id, each.item.row, each.line["winner"])
             yield each.line
 
     def metrics(self) -> JsonDict:
@@ -176,8 +190,9 @@ class PairwiseTally:
         agreed, first = Share(self._agreed, self._asked_twice), Share(self._first, self._choices)
         doubts = self._questions.doubts(self._spec.judge)
         doubts.append(reliability.too_inconsistent(agreed, first, self._spec.judge.reliability))
+        human = human_numbers(self._human, self._spec, doubts)
         return {
-            **_head(self._spec, self._n, self._questions, doubts),
+            **head(self._spec, self._n, self._questions, doubts),
             "wins": dict(self._wins),
             "ties": self._others[TIE],
             "disagreements": self._others["orders_disagree"],
@@ -185,11 +200,20 @@ class PairwiseTally:
             "unreadable_pairs": self._others["unreadable"],
             "no_answer": self._others["no_answer"],
             "win_rate": self._scores.value,
-            "win_rate_ci95": _bounds(self._scores),
+            "win_rate_ci95": bounds(self._scores),
             "consistency": agreed.ratio,
             "first_position_share": first.ratio,
             "longer_wins_share": Share(self._longer, self._unequal).ratio,
+            "self_preference": self._self_preference(),
+            "preference": self._preferences.value,
+            "preference_ci95": bounds(self._preferences),
+            "human": human,
         }
+
+    def _self_preference(self) -> float | None:
+        """The share of the wins that went to the judge's own model, where exactly one run of the pair is of it."""
+        own = [run for run in self._spec.target if self._spec.run_models.get(run) == self._spec.judge.model]
+        return Share(self._wins[own[0]], self._wins.total()).ratio if len(own) == 1 else None
 
     def _count_winner(self, line: JsonDict) -> None:
         winner = line["winner"]
@@ -220,7 +244,22 @@ class PairwiseTally:
             self._longer += each.line["winner"] == longer
 
 
-def _head(spec: VerdictSpec, n: int, questions: Questions, doubts: Iterable[str | None]) -> JsonDict:
+def human_of(spec: VerdictSpec) -> HumanAgreement | None:
+    """The comparison with people, if the config names a column."""
+    return HumanAgreement(spec.judge, spec.target) if spec.judge.human is not None else None
+
+
+def human_numbers(human: HumanAgreement | None, spec: VerdictSpec, doubts: list[str | None]) -> JsonDict | None:
+    """The `human` object of metrics.json; a judge too far from people gets another doubt."""
+    if human is None:
+        return None
+    numbers = human.numbers()
+    people, bar = f"people ({spec.judge.human})", spec.judge.reliability
+    doubts.append(reliability.too_far_from_metric(people, numbers["kappa"], bar))
+    return numbers
+
+
+def head(spec: VerdictSpec, n: int, questions: Questions, doubts: Iterable[str | None]) -> JsonDict:
     """The keys that both kinds share."""
     because = [doubt for doubt in doubts if doubt is not None]
     return {
@@ -236,7 +275,8 @@ def _head(spec: VerdictSpec, n: int, questions: Questions, doubts: Iterable[str 
     }
 
 
-def _bounds(scores: RowScores) -> list[float] | None:
+def bounds(scores: RowScores) -> list[float] | None:
+    """The ends of the interval, if there is one."""
     interval = scores.interval()
     return [interval.low, interval.high] if interval else None
 

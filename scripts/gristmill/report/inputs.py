@@ -89,7 +89,7 @@ class JudgeMetrics(InputFile):
     """judges/<judge>/<target>/metrics.json."""
 
     judge: str
-    kind: Literal["pointwise", "pairwise"]
+    kind: Literal["pointwise", "pairwise", "score", "classification"]
     model: str
     target: str
     runs: list[str]
@@ -103,6 +103,9 @@ class JudgeMetrics(InputFile):
     label_counts: dict[str, int] = {}
     top_label: str | None = None
     top_label_share: float | None = None
+    mean: float | None = None
+    range: list[float] = []
+    classes: dict[str, JsonDict] = {}
     correct: int | None = None
     incorrect: int | None = None
     accuracy: float | None = None

@@ -51,6 +51,7 @@ class JudgeView:
     judge: Judge
     words: str
     measures: list[Measure]
+    headline: str | None
     labels: list[tuple[str, str, int]]
     label_chart: str
     outcome: Drawing | None
@@ -142,6 +143,7 @@ def _judge_view(judge: Judge, runs: list[Run]) -> JudgeView:
     bars = [(f"{label} · {meaning}" if meaning else label, n) for label, meaning, n in labels]
     return JudgeView(
         judge=judge,
+        headline=words.headline(judge.metrics),
         words=words.verdict_words(judge.metrics, judge.config.reliability, judge.swaps),
         measures=words.measures(judge.metrics, judge.config.reliability),
         labels=labels,

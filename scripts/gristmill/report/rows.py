@@ -227,8 +227,8 @@ def _add_verdicts(
     """Attach a judge target's verdicts to their rows, and count over all pairs what a swap changed."""
     path, swaps = judge.folder / "verdicts.jsonl", Swaps()
     run = runs.get(judge.metrics.runs[0]) if judge.metrics.runs else None
-    if judge.metrics.kind == "pointwise":
-        needed = ("id", "sample", "run", "verdict")
+    if judge.metrics.kind != "pairwise":
+        needed = ("id", "sample", "run", "score" if judge.metrics.kind == "score" else "verdict")
         for row, line in _shown_lines(chosen, run, path, needed) if run is not None else ():
             row["verdicts"].append(_pointwise(number, line))
         return swaps
@@ -249,7 +249,8 @@ def _counted(swaps: Swaps, orders: Sequence[JsonDict], top_label: str | None) ->
 
 
 def _pointwise(number: int, line: JsonDict) -> JsonDict:
-    state = line["verdict"] or ("no_answer" if line.get("reason") == "no_answer" else "unreadable")
+    said = line.get("verdict") or (line.get("label") if line.get("score") is not None else None)
+    state = said or ("no_answer" if line.get("reason") == "no_answer" else "unreadable")
     asked = {name: line.get(name) for name in ("label", "reason", "raw", "truncated")}
     return {"judge": number, "run": line["run"], "state": state, "disagree": False, "orders": [asked]}
 

@@ -100,16 +100,31 @@ def verdict_words(metrics: JudgeMetrics, bars: ReliabilityBar, swaps: Swaps) -> 
         return unreliable_words(metrics, bars, swaps)
     if metrics.kind == "pointwise":
         return f"The judge called {count(metrics.correct)} of {count(metrics.n)} answers correct."
-    return _preference(metrics)
+    return (
+        _preference(metrics) if metrics.kind == "pairwise" else f"{sentence(headline(metrics) or 'nothing was read')}"
+    )
+
+
+def headline(metrics: JudgeMetrics) -> str | None:
+    """A score's mean or the classes' shares in words; None for the other kinds, and where nothing was read."""
+    if metrics.kind == "score" and metrics.mean is not None:
+        low, high = (f"{end:g}" for end in metrics.range)
+        return f"mean score {metrics.mean:.2f} on a scale from {low} to {high}"
+    shares = [f"{name} {percent(each['share'])}" for name, each in metrics.classes.items() if each["share"] is not None]
+    return ", ".join(shares) or None
 
 
 def unreliable_words(metrics: JudgeMetrics, bars: ReliabilityBar, swaps: Swaps) -> str:
     """Why nothing follows from this judge, counted out; never names a winner."""
     said = [*_label_words(metrics, bars, swaps), *_unreadable_words(metrics, bars)]
-    said += _agreement_words(metrics, bars) if metrics.kind == "pointwise" else _order_words(metrics, bars, said)
+    if metrics.kind == "pointwise":
+        said += _agreement_words(metrics, bars)
+    elif metrics.kind == "pairwise":
+        said += _order_words(metrics, bars, said)
     if not said:
         said = [sentence(reason) for reason in metrics.unreliable_because] or ["The judge is marked unreliable."]
-    about = "how many answers are correct" if metrics.kind == "pointwise" else "which run is better"
+    abouts = {"pointwise": "how many answers are correct", "pairwise": "which run is better"}
+    about = abouts.get(metrics.kind, "the answers")
     return " ".join([*said, f"This says nothing about {about}."])
 
 
@@ -119,7 +134,10 @@ def measures(metrics: JudgeMetrics, bars: ReliabilityBar) -> list[Measure]:
         _at_most("could not be read", metrics.unreadable_ratio, bars.max_unreadable_ratio, _of_asked(metrics)),
         _at_most(f"wrote {metrics.top_label or 'one label'}", metrics.top_label_share, bars.max_label_share),
     ]
-    rows += _pointwise_measures(metrics, bars) if metrics.kind == "pointwise" else _pairwise_measures(metrics, bars)
+    if metrics.kind == "pointwise":
+        rows += _pointwise_measures(metrics, bars)
+    elif metrics.kind == "pairwise":
+        rows += _pairwise_measures(metrics, bars)
     return [*rows, Measure("cut by max_new_tokens", count(metrics.truncated))]
 
 

@@ -1,0 +1,124 @@
+"""How far a judge agrees with someone else: the run's metric, a person, or itself in the other order.
+
+- A table counts (judge, other); None as the judge's part is a verdict that could not be read.
+- Kappa is null where it is 0/0: both always said the same one thing, or nothing is there to compare.
+- Numbers agree by how far they are apart: kappa is weighted quadratically for scores.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any, Literal
+
+from gristmill.config.schema import JudgeConfig, number_text
+from gristmill.errors import UserError
+from gristmill.judging.pairs import SIDES, TIE
+from gristmill.judging.reliability import Share
+from gristmill.types import JsonDict
+
+Policy = Literal["wrong", "tie", "dropped"]
+#: What an unreadable verdict is called where it is a class of its own; no label is empty.
+UNREAD = ""
+
+
+def agreeing(table: Counter[Any]) -> float | None:
+    """The share of the pairs in which both say the same; None for an empty table."""
+    return Share(sum(count for (one, other), count in table.items() if one == other), table.total()).ratio
+
+
+def cohen_kappa(table: Counter[Any], weights: Literal["quadratic"] | None = None) -> float | None:
+    """Cohen's kappa of a table (one, other) → count; None where it is 0/0. Weights take whole numbers."""
+    from sklearn.metrics import cohen_kappa_score
+
+    counted = {pair: count for pair, count in table.items() if count}
+    said = {value for pair in counted for value in pair}
+    if len(said) < 2:
+        return None
+    one, other = zip(*counted, strict=True)
+    labels = None if weights is None else list(range(min(said), max(said) + 1))
+    counts = list(counted.values())
+    return float(cohen_kappa_score(one, other, labels=labels, weights=weights, sample_weight=counts))
+
+
+def macro_f1(table: Counter[Any]) -> float | None:
+    """The mean over all classes of F1, the other's word being the truth."""
+    from sklearn.metrics import f1_score
+
+    if not table.total():
+        return None
+    judge, truth = zip(*table, strict=True)
+    return float(f1_score(truth, judge, average="macro", sample_weight=list(table.values()), zero_division=0.0))
+
+
+def with_policy(table: Counter[Any], policy: Policy) -> Counter[Any]:
+    """The table with unreadable verdicts as a class that is always wrong, as ties, or left out."""
+    counted: Counter[tuple[Hashable, Hashable]] = Counter()
+    for (judge, other), count in table.items():
+        if judge is not None:
+            counted[judge, other] += count
+        elif policy != "dropped":
+            counted[TIE if policy == "tie" else UNREAD, other] += count
+    return counted
+
+
+class HumanAgreement:
+    """A judge's verdicts beside what people said, in a column of the dataset."""
+
+    def __init__(self, judge: JudgeConfig, target: list[str]) -> None:
+        self._judge = judge
+        self._known = _spellings(judge, target)
+        self._table: Counter[tuple[str | None, str]] = Counter()
+        self._missing = 0
+
+    def add(self, row_id: str, row: JsonDict, verdict: str | None) -> None:
+        """Count an answer or pair; a person who said nothing is counted as missing.
+
+        Raises:
+            UserError: the person's label is none that the judge could give.
+        """
+        value = row.get(str(self._judge.human))
+        if value is None or value == "":
+            self._missing += 1
+            return
+        text = number_text(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+        if text not in self._known:
+            raise UserError(
+                f"row {row_id}: column {self._judge.human!r} holds {text!r}, which this judge cannot say; "
+                f"use {', '.join(dict.fromkeys(self._known))}, or leave it empty"
+            )
+        self._table[verdict, self._known[text]] += 1
+
+    def numbers(self) -> JsonDict:
+        """The `human` object of metrics.json."""
+        policy = self._judge.human_unreadable
+        scale = self._judge.scores()
+        table = with_policy(self._table, policy)
+        weights: Literal["quadratic"] | None = "quadratic" if scale else None
+        return {
+            "column": self._judge.human,
+            "n": table.total(),
+            "percent": agreeing(table),
+            "kappa": cohen_kappa(self._steps(list(scale)) if scale else table, weights),
+            "kappa_weights": weights,
+            "macro_f1": None if scale else macro_f1(table),
+            "policy": policy,
+            "unreadable": sum(count for (verdict, _), count in self._table.items() if verdict is None),
+            "missing": self._missing,
+        }
+
+    def _steps(self, scores: list[str]) -> Counter[tuple[int, int]]:
+        """The scores that were read, as steps above the lowest; an unreadable one is no distance from anything."""
+        read = with_policy(self._table, "dropped")
+        return Counter({(scores.index(one), scores.index(other)): count for (one, other), count in read.items()})
+
+
+def _spellings(judge: JudgeConfig, target: list[str]) -> dict[str, str]:
+    """How a person may write it → what a verdict says."""
+    if judge.kind == "pairwise":
+        named = dict(zip(("first", "second", TIE), (*target, TIE), strict=True))
+        meanings = {meaning: named[SIDES[meaning][0]] for meaning in SIDES}
+        labels = {label: meanings[meaning] for label, meaning in judge.meanings().items()}
+        return {**labels, **meanings, **{run: run for run in target}, TIE: TIE}
+    meanings = judge.meanings()
+    return {**meanings, **{meaning: meaning for meaning in meanings.values()}}
