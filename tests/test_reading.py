@@ -73,10 +73,14 @@ def test_a_score_off_the_scale_is_not_the_nearest_one(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["8/5", "Score: 4/5", "Score: 70 %", "7-8", "Score: 7-8", "Score: 7 or 8", "In 1969 it was 7.", "<think>7", "7, 8"],
+    ["8/5", "Score: 4/5", "Score: 70 %", "7-8", "Score: 7-8", "Score: 7 or 8", "In 1969 it was 7.", "7, 8"],
 )
 def test_a_number_that_is_no_score_is_not_read(text: str) -> None:
     assert read(text) == (None, "no_label")
+
+
+def test_a_judge_that_never_ends_thinking_has_said_nothing() -> None:
+    assert read("<think>[[7]]") == (None, "unclosed_thinking")
 
 
 def test_a_denominator_counts_only_where_it_is_the_highest_score() -> None:

@@ -186,6 +186,11 @@ def _endpoint_problems(config: Config) -> Iterable[str]:
         endpoint = config.models[name].endpoint if name in config.models else None
         if endpoint is not None and (refusal := endpoint.refusal(sampling)) is not None:
             yield f"{key}.{refusal}"
+    for section, units in (("runs", config.runs), ("judges", config.judges)):
+        for name, unit in units.items():
+            served = unit.model in config.models and config.models[unit.model].endpoint is not None
+            if served and unit.readout == "likelihood":
+                yield f"{section}.{name}.readout is likelihood, which a served model does not give; use text"
 
 
 def _jury_problems(config: Config, name: str, jury: JuryConfig) -> Iterable[str]:

@@ -37,7 +37,7 @@ class Asking:
         reader = Reader.of(judge)
 
         def readable(answer: Completion) -> bool:
-            return answer.text is not None and reader.read(answer.text).label is not None
+            return answer.text is not None and reader.read(answer.text, answer.label_logprobs).label is not None
 
         return cls(name, judge, Again(judge.retries, judge.retry_temperature, readable))
 

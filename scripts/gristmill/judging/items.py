@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from gristmill.errors import UserError, some
 from gristmill.followups import turn_number
+from gristmill.thinking import spoken
 from gristmill.types import JsonDict, Message, RequestId
 
 FIRST_SECOND = "first_second"
@@ -88,12 +89,17 @@ def line_rid(line: JsonDict) -> RequestId:
 
 
 def _item(first: JsonDict, *others: JsonDict) -> Item:
-    answers = tuple(line["text"] for line in (first, *others))
+    answers = tuple(_said(line["text"]) for line in (first, *others))
     there = all(answer is not None for answer in answers) and turn_number(first["variant"]) is not None
     conversations = tuple(_conversation(line) for line in (first, *others)) if there else ()
     return Item(
         first["id"], first["sample"], answers, first["reference"], first["row"], first["variant"], conversations
     )
+
+
+def _said(text: str | None) -> str | None:
+    """An answer without its reasoning; one that never came to an end of it said nothing."""
+    return None if text is None else spoken(text) or ""
 
 
 def _conversation(line: JsonDict) -> tuple[Message, ...]:

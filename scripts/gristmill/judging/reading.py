@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import orjson
 
+from gristmill import thinking
 from gristmill.config.schema import JudgeConfig
 from gristmill.judging.readout import Several, read_label, spoken
 from gristmill.judging.scores import as_score, read_score
@@ -51,6 +52,8 @@ class Reader:
             return self._likely(text or "", label_logprobs)
         if text is None:
             return Reading(None, "empty", "")
+        if thinking.spoken(text) is None:
+            return Reading(None, thinking.UNCLOSED, text)
         if self.readout == "json":
             return self._json(text)
         if self.scores:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gristmill import thinking
 from gristmill.types import Reading
 
 #: What different labels mean that one pattern finds: the last of them, or nothing.
@@ -34,8 +35,6 @@ PARSER_VERSION = 2
 
 #: A pattern that matches nowhere.
 NOTHING = r"(?!)"
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
 
 # The parts. LABEL stands for any of the labels; a pattern's one group is the label as the judge spelt it. Repeats are
 # bounded, so that a model stuck on one character cannot make the search slow.
@@ -84,9 +83,7 @@ def read_label(text: str, labels: Sequence[str], several: Several = "last") -> R
 
 def spoken(text: str) -> str:
     """The words after the reasoning block; none of them while it is still open."""
-    _, closed, spoken = text.rpartition(THINK_CLOSE)
-    spoken = spoken if closed else text
-    return spoken.partition(THINK_OPEN)[0].strip()
+    return (thinking.spoken(text) or "").strip()
 
 
 @dataclass(frozen=True, slots=True)
