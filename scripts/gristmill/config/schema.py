@@ -363,6 +363,9 @@ class JudgeConfig(Section):
         "last", description="text: what it means when the strongest pattern finds different labels."
     )
     human: str | None = Field(None, description="Column with what a person said, to compare the judge with.")
+    human_labels: dict[Text, Text] = Field(
+        {}, description="What the column's values mean where they are no labels or meanings: {1: first, 2: second}."
+    )
     human_unreadable: Literal["wrong", "tie", "dropped"] = Field(
         "wrong", description="What an unreadable verdict counts as beside a person's."
     )
@@ -382,6 +385,12 @@ class JudgeConfig(Section):
     )
     sampling: SamplingConfig = SamplingConfig.model_validate({"max_new_tokens": 16})
     reliability: ReliabilityBar = ReliabilityBar.model_validate({})
+
+    @field_validator("human_labels", mode="before")
+    @classmethod
+    def _values_are_text(cls, value: Any) -> Any:
+        """YAML gives numbers as numbers."""
+        return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -458,6 +467,12 @@ class JudgeConfig(Section):
             )
         if self.readout == "json" and self.sampling.stop:
             raise ValueError(f"sampling.stop {self.sampling.stop[0]!r} would cut the JSON of readout json; remove it")
+        sayable = {*self.meanings(), *self.meanings().values()}
+        sayable |= {"first", "second", "tie"} if self.kind == "pairwise" else set()
+        for value, meaning in self.human_labels.items():
+            if meaning not in sayable:
+                known = ", ".join(sorted(sayable))
+                raise ValueError(f"human_labels: {value} is {meaning!r}, which this judge cannot say; use one of: {known}")
         if self.human_unreadable == "tie" and self.kind != "pairwise":
             raise ValueError(f"human_unreadable tie is for pairs, and kind is {self.kind}; use wrong or dropped")
         return self

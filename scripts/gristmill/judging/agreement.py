@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from gristmill.config.schema import JudgeConfig, number_text
 from gristmill.errors import UserError
+from gristmill.judging.items import Item
 from gristmill.judging.pairs import SIDES, TIE
 from gristmill.judging.reliability import Share
 from gristmill.types import JsonDict
@@ -71,21 +72,21 @@ class HumanAgreement:
         self._table: Counter[tuple[str | None, str]] = Counter()
         self._missing = 0
 
-    def add(self, row_id: str, row: JsonDict, verdict: str | None) -> None:
+    def add(self, item: Item, verdict: str | None) -> None:
         """Count an answer or pair; a person who said nothing is counted as missing.
 
         Raises:
             UserError: the person's label is none that the judge could give.
         """
-        value = row.get(str(self._judge.human))
+        value = {**item.row, "reference": item.reference}.get(str(self._judge.human))
         if value is None or value == "":
             self._missing += 1
             return
         text = number_text(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
         if text not in self._known:
             raise UserError(
-                f"row {row_id}: column {self._judge.human!r} holds {text!r}, which this judge cannot say; "
-                f"use {', '.join(dict.fromkeys(self._known))}, or leave it empty"
+                f"row {item.id}: column {self._judge.human!r} holds {text!r}, which this judge cannot say; "
+                f"use {', '.join(dict.fromkeys(self._known))}, name its meaning in human_labels, or leave it empty"
             )
         self._table[verdict, self._known[text]] += 1
 
@@ -114,7 +115,12 @@ class HumanAgreement:
 
 
 def _spellings(judge: JudgeConfig, target: list[str]) -> dict[str, str]:
-    """How a person may write it → what a verdict says."""
+    """How a person may write it → what a verdict says; the config's own spellings win."""
+    known = _own_spellings(judge, target)
+    return known | {text: known[meaning] for text, meaning in judge.human_labels.items()}
+
+
+def _own_spellings(judge: JudgeConfig, target: list[str]) -> dict[str, str]:
     if judge.kind == "pairwise":
         named = dict(zip(("first", "second", TIE), (*target, TIE), strict=True))
         meanings = {meaning: named[SIDES[meaning][0]] for meaning in SIDES}

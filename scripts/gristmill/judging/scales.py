@@ -43,7 +43,7 @@ class ScoreTally:
             else:
                 self._questions.add(each.line)
                 if self._human is not None:
-                    self._human.add(each.item.id, each.item.row, each.line["label"])
+                    self._human.add(each.item, each.line["label"])
             yield each.line
 
     def metrics(self) -> JsonDict:
@@ -91,7 +91,7 @@ class ClassTally:
             else:
                 self._questions.add(each.line)
                 if self._human is not None:
-                    self._human.add(each.item.id, each.item.row, each.line["verdict"])
+                    self._human.add(each.item, each.line["verdict"])
             yield each.line
 
     def metrics(self) -> JsonDict:

@@ -122,7 +122,7 @@ class PointwiseTally:
         for each in stream:
             self._count(each.line)
             if self._human is not None and each.line["reason"] != "no_answer":
-                self._human.add(each.item.id, each.item.row, each.line["verdict"])
+                self._human.add(each.item, each.line["verdict"])
             if self._agreement is not None:
                 self._agreement.add(each.line["verdict"], _grade_of(each.line, next(queue, None)))
             yield each.line
@@ -182,7 +182,7 @@ class PairwiseTally:
             if each.line.get("preference") is not None:
                 self._preferences.add(each.line["id"], each.line["preference"])
             if self._human is not None and each.line["reason"] != "no_answer":
-                self._human.add(each.item.id, each.item.row, each.line["winner"])
+                self._human.add(each.item, each.line["winner"])
             yield each.line
 
     def metrics(self) -> JsonDict:
