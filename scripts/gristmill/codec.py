@@ -34,8 +34,8 @@ def sampling_to_json(sampling: Sampling) -> JsonDict:
 def request_from_json(line: Any) -> Request:
     """Read a request line; other columns (reference, row, prompt_tokens) are left alone."""
     sampling = _sampling(**{**line["sampling"], "stop": tuple(line["sampling"]["stop"])})
-    attempt = line.get("attempt", 1)
-    return Request(line["id"], line["sample"], line["variant"], tuple(line["messages"]), sampling, attempt)
+    named = (line["id"], line["sample"], line["variant"])
+    return Request(*named, tuple(line["messages"]), sampling, attempt=line.get("attempt", 1))
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # typed: 1 and 1.0 are two values in a key

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from gristmill.codec import completion_to_json, request_from_json, request_to_json, unanswered_to_json
 from gristmill.errors import UserError
 from gristmill.keys import digest
-from gristmill.types import NO_EARLIER_ANSWER, Completion, Failure, JsonDict, Message, Request, Sampling
+from gristmill.types import NO_EARLIER_ANSWER, Completion, Failure, JsonDict, Message, Request
 
 Text = TypeVar("Text")
 #: The key of a request whose prompt has so many tokens.
@@ -241,11 +241,11 @@ class Followups:
         """Lines that were not asked, for want of an earlier answer."""
         return sum(asked is None for asked in self._now)
 
-    def samplings(self) -> set[Sampling]:
-        """Every setting that a request of this shard may be drawn with."""
-        first = {line.request.sampling: line.request for line in self._lines}
+    def kinds(self) -> list[Request]:
+        """One request of each kind that an engine may be asked: they differ in more than whose they are."""
+        kinds = {replace(line.request, id="", sample=0, variant="", messages=()): line.request for line in self._lines}
         again = self._again if self._again is not None and self._again.retries else None
-        return set(first) | {again.next(request).sampling for request in first.values() if again is not None}
+        return [*kinds.values(), *(again.next(request) for request in kinds.values() if again is not None)]
 
     def _advance(
         self, place: int, texts: Sequence[str | _Waiting | None], known: Mapping[str, Completion]

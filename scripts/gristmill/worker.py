@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,7 @@ from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
 from gristmill.splitting import token_counter
 from gristmill.stopping import Stop, interruptible
-from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request, Sampling
+from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
 from gristmill.waves import Waves
 from gristmill.weights import require_prepared
 
@@ -194,7 +194,7 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
         if not requests.open(known):
             return {}
         start = time.monotonic()
-        engine, why = _open(job, bool(devices), requests.samplings())
+        engine, why = _open(job, bool(devices), requests.kinds())
         load_s = time.monotonic() - start
         watch.loaded()
         log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {_device_names(devices)}")
@@ -248,13 +248,13 @@ def _filled(config: GpusConfig) -> lease.Foreign:
     return lambda there: lease.filled(there, config.busy_memory_mib)
 
 
-def _open(job: _Job, on_gpu: bool, samplings: set[Sampling]) -> tuple[Engine, str]:
+def _open(job: _Job, on_gpu: bool, requests: Collection[Request]) -> tuple[Engine, str]:
     if job.model.engine != "echo":
         require_prepared(job.weights)
         import torch
 
         torch.set_num_threads(job.threads)
-    return open_engine(job.model, job.weights, on_gpu, log, samplings)
+    return open_engine(job.model, job.weights, on_gpu, log, {request.sampling for request in requests})
 
 
 def _worker_info(shard: Shard, engine: Engine, why: str, devices: list[Gpu]) -> JsonDict:

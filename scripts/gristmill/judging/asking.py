@@ -37,7 +37,8 @@ class Asking:
         reader = Reader.of(judge)
 
         def readable(answer: Completion) -> bool:
-            return answer.text is not None and reader.read(answer.text).label is not None
+            likelihoods = getattr(answer, "label_logprobs", None)  # of engines that give them
+            return answer.text is not None and reader.read(answer.text, likelihoods).label is not None
 
         return cls(name, judge, Again(judge.retries, judge.retry_temperature, readable))
 
