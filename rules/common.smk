@@ -97,6 +97,8 @@ def load():
 
 CONFIG, PLAN = load()
 GPUS = CONFIG.gpus.model_dump_json()
+# How judges are read, asked again and given up: what of it decides answers is in judge_merge's params (asking_code).
+JUDGES = specs.encode_judges(CONFIG.judges)
 PLACEMENTS = ["--placements", specs.encode_placements(CONFIG.models)]
 PLACED = [*PLACEMENTS, "--workers", encode_workers(PLAN.all_workers())]
 

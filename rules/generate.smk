@@ -39,10 +39,9 @@ rule generate:
         unit="runs/{run}",
         journal=f"{RUN}/journal",
         may_fail=may_fail,
-        judge=[],
     shell:
-        program("generate.py", *PLACED, "--gpus", GPUS, "--left-behind", *LEFT_BEHIND)
+        program("generate.py", *PLACED, "--gpus", GPUS, "--judges", JUDGES, "--left-behind", *LEFT_BEHIND)
         + " --spec {params.spec:q} --weights {input.weights:q} "
         "--shard {input.shards:q}/{wildcards.shard}-of-{wildcards.shards}.jsonl --journal {params.journal:q} "
         "--unit {params.unit:q} --gpu-samples results/{params.unit:q}/gpu --threads {threads} "
-        "--max-failed-ratio {params.may_fail} {params.judge:q} --out {output:q} > {log:q} 2>&1"
+        "--max-failed-ratio {params.may_fail} --out {output:q} > {log:q} 2>&1"

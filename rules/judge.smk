@@ -46,7 +46,6 @@ use rule generate as judge_generate with:
         unit="judges/{judge}/{target}",
         journal=f"{JUDGE}/journal",
         may_fail=may_fail,
-        judge=lambda w: ["--judge", verdict_spec(w)],
 
 
 use rule merge as judge_merge with:

@@ -12,13 +12,14 @@ none is left, the model is not loaded. TERM and INT keep what is done; run again
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from pathlib import Path
 
 from gristmill import fence
-from gristmill.config.schema import GpusConfig
-from gristmill.config.specs import ModelSpec, VerdictSpec, decode
+from gristmill.config.schema import GpusConfig, JudgeConfig
+from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.judging.asking import Asking
 from gristmill.planning.workers import Worker, decode_workers, worker_of
@@ -46,7 +47,7 @@ def main() -> None:
         "--gpu-samples", required=True, type=Path, help="folder for what the GPUs did (docs/outputs.md)"
     )
     parser.add_argument("--max-failed-ratio", type=float, default=0.0, help="share of the unit's rows that may fail")
-    parser.add_argument("--judge", help="JSON of a judge's gristmill.config.specs.VerdictSpec, to ask it again")
+    parser.add_argument("--judges", default="{}", help="JSON of the config's judges: when each is asked again")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec).placed(args.placements)
@@ -55,10 +56,8 @@ def main() -> None:
     worker = worker_of(workers, int(name.partition("-")[0]))
     samples = args.gpu_samples / f"{name}.jsonl"
     left_behind = tuple(args.left_behind)
-    judge = decode(VerdictSpec, args.judge) if args.judge else None
-    asking = Asking.of(judge.name, judge.judge) if judge else None
     places = (args.unit, name, args.shard, args.journal, args.out, samples)
-    shard = Shard(*places, worker, left_behind, args.max_failed_ratio, asking)
+    shard = Shard(*places, worker, left_behind, args.max_failed_ratio, _asking(args.unit, args.judges))
     weights = read_description(args.weights, spec.name, spec.model)
     try:
         run_shard(shard, spec.model, weights, decode(GpusConfig, args.gpus), args.threads)
@@ -69,6 +68,13 @@ def main() -> None:
     except Interrupted as stop:
         print(f"stopped by {stop}; finished rows are in {args.journal}; run again to go on", file=sys.stderr)
         raise SystemExit(128 + stop.signum) from None
+
+
+def _asking(unit: str, judges: str) -> Asking | None:
+    """How the judge of a unit judges/<judge>/<target> is asked; None for a run."""
+    kind, name = unit.split("/")[:2]
+    found = json.loads(judges).get(name) if kind == "judges" else None
+    return None if found is None else Asking.of(name, JudgeConfig.model_validate(found))
 
 
 if __name__ == "__main__":

@@ -10,15 +10,16 @@ import pytest
 from conftest import Project, echo_config
 from conversations import ECHO, WEIGHTS, Speaker, Way
 
-from gristmill import journal
+from gristmill import journal, worker
 from gristmill.codec import request_from_json, request_to_json
-from gristmill.config.schema import JudgeConfig
+from gristmill.config.schema import GpusConfig, JudgeConfig
 from gristmill.config.specs import asked_again
 from gristmill.errors import UserError
 from gristmill.files import read_jsonl
 from gristmill.judging.asking import Asking
 from gristmill.keys import RequestKeys, model_identity, row_seed
 from gristmill.types import Completion, JsonDict, Outcome, Request, Sampling
+from gristmill.worker import run_shard
 
 
 @pytest.fixture
@@ -271,3 +272,12 @@ def test_fewer_retries_ask_nothing_and_take_an_earlier_answer(way: Way) -> None:
     work(way, way.judge(retries=2), says)
     assert work(way, way.judge(retries=1), says).waves == []
     assert [line["text"] for line in way.merge()] == ["Verdict: A", "hm r1 2"]
+
+
+def test_the_engine_is_picked_for_the_temperature_of_later_attempts_too(way: Way) -> None:
+    questions(way, 3)
+    seen: list[set[Sampling]] = []
+    (shard,) = way.shards(1, asking=way.judge(retries=1))
+    way.patch.setattr(worker, "open_engine", lambda *words: (seen.append(words[4]), (Speaker(lambda r: "A"), "so"))[1])
+    run_shard(shard, ECHO, WEIGHTS, GpusConfig(wait_minutes=0), 1)
+    assert [{sampling.temperature for sampling in each} for each in seen] == [{0.0, 0.7}]

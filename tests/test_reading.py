@@ -16,6 +16,7 @@ from gristmill.config.specs import JudgeSpec, JurySpec, VerdictSpec, decode, enc
 from gristmill.engines.chat import ChatEncoder
 from gristmill.errors import UserError
 from gristmill.judging.agreement import HumanAgreement
+from gristmill.judging.items import Item
 from gristmill.judging.juries import JuryTally, decide, fleiss
 from gristmill.judging.pairs import TIE, combined
 from gristmill.judging.reading import Reader
@@ -333,13 +334,34 @@ def test_scores_agree_by_how_far_they_are_apart() -> None:
     assert kappa("[[2]]", "[[5]]", "[[9]]") == 1 > kappa("[[3]]", "[[6]]", "[[8]]") > kappa("[[9]]", "[[5]]", "[[2]]")
 
 
+def pair(row: str, reference: Any = None, **columns: Any) -> Item:
+    return Item(row, 0, ("x", "y"), reference, columns)
+
+
+def test_the_reference_may_be_what_a_person_said_in_spellings_of_its_own() -> None:
+    human = HumanAgreement(judge("pairwise", human="reference", human_labels={1: "first", 2: "second"}), ["x", "y"])
+    human.add(pair("r1", reference=1), "x")
+    human.add(pair("r2", reference="2"), "x")
+    assert (human.numbers()["n"], human.numbers()["missing"], human.numbers()["percent"]) == (2, 0, 0.5)
+
+
+def test_a_spelling_for_what_the_judge_cannot_say_is_refused() -> None:
+    with pytest.raises(ValidationError, match="human_labels: 3 is 'much', which this judge cannot say"):
+        judge("pairwise", human="said", human_labels={3: "much"})
+
+
+def test_a_likelihood_is_not_asked_again() -> None:
+    with pytest.raises(ValidationError, match="retries is 2, and a likelihood is the same each time"):
+        judge("pairwise", readout="likelihood", retries=2)
+
+
 def test_a_person_who_says_what_no_judge_could_is_refused_by_name() -> None:
     human = HumanAgreement(judge("pairwise", human="said"), ["x", "y"])
-    human.add("r1", {"said": None}, "x")
-    human.add("r2", {"said": "y"}, None)
+    human.add(pair("r1", said=None), "x")
+    human.add(pair("r2", said="y"), None)
     assert (human.numbers()["missing"], human.numbers()["percent"]) == (1, 0)
     with pytest.raises(UserError, match="row r3: column 'said' holds 'z'"):
-        human.add("r3", {"said": "z"}, "x")
+        human.add(pair("r3", said="z"), "x")
 
 
 # The config

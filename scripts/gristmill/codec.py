@@ -39,9 +39,9 @@ def sampling_to_json(sampling: Sampling) -> JsonDict:
 def request_from_json(line: Any) -> Request:
     """Read a request line; other columns (reference, row, prompt_tokens) are left alone."""
     sampling = _sampling(**{**line["sampling"], "stop": tuple(line["sampling"]["stop"])})
-    named = line["id"], line["sample"], line["variant"]
-    more = tuple(line.get("labels", ())), line.get("attempt", 1)
-    return Request(*named, tuple(line["messages"]), sampling, *more)
+    named, messages = (line["id"], line["sample"], line["variant"]), tuple(line["messages"])
+    labels, attempt = tuple(line.get("labels", ())), line.get("attempt", 1)
+    return Request(*named, messages, sampling, labels=labels, attempt=attempt)
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # typed: 1 and 1.0 are two values in a key

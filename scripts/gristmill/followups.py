@@ -241,9 +241,9 @@ class Followups:
         """Lines that were not asked, for want of an earlier answer."""
         return sum(asked is None for asked in self._now)
 
-    def examples(self) -> list[Request]:
-        """A request of every kind that may be asked: for each setting of sampling, with labels and without."""
-        kinds = {(line.request.sampling, bool(line.request.labels)): line.request for line in self._lines}
+    def kinds(self) -> list[Request]:
+        """One request of each kind that an engine may be asked: they differ in more than whose they are."""
+        kinds = {replace(line.request, id="", sample=0, variant="", messages=()): line.request for line in self._lines}
         again = self._again if self._again is not None and self._again.retries else None
         return [*kinds.values(), *(again.next(request) for request in kinds.values() if again is not None)]
 

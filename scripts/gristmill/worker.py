@@ -194,7 +194,7 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
         if not requests.open(known):
             return {}
         start = time.monotonic()
-        engine, why = _open(job, bool(devices), requests.examples())
+        engine, why = _open(job, bool(devices), requests.kinds())
         load_s = time.monotonic() - start
         watch.loaded()
         where = "a server" if job.model.endpoint is not None else _device_names(devices)

@@ -15,7 +15,7 @@ import pytest
 from gristmill.config.schema import JudgeConfig
 from gristmill.config.specs import VerdictSpec
 from gristmill.judging.agreement import UNREAD, HumanAgreement, agreeing, cohen_kappa, macro_f1, with_policy
-from gristmill.judging.items import FIRST_SECOND, SECOND_FIRST
+from gristmill.judging.items import FIRST_SECOND, SECOND_FIRST, Item
 from gristmill.judging.pairs import TIE, combined, first_is_better
 from gristmill.judging.reading import Reader
 from gristmill.judging.tallies import PairwiseTally
@@ -184,7 +184,8 @@ def pandalm_agreement(verdicts: list[str | None], policy: str) -> Line:
     human = HumanAgreement(judge, ["x", "y"])
     named = {"0": TIE, "1": "x", "2": "y", None: None}
     for number, (verdict, gold) in enumerate(zip(verdicts, pandalm_majority(), strict=True)):
-        human.add(str(number), {"people": {"0": "tie", "1": "first", "2": "second"}[gold]}, named[verdict])
+        people = {"people": {"0": "tie", "1": "first", "2": "second"}[gold]}
+        human.add(Item(str(number), 0, ("x", "y"), None, people), named[verdict])
     return human.numbers()
 
 

@@ -467,12 +467,16 @@ class JudgeConfig(Section):
             )
         if self.readout == "json" and self.sampling.stop:
             raise ValueError(f"sampling.stop {self.sampling.stop[0]!r} would cut the JSON of readout json; remove it")
+        if self.retries and self.readout == "likelihood":
+            raise ValueError(f"retries is {self.retries}, and a likelihood is the same each time; remove it")
         sayable = {*self.meanings(), *self.meanings().values()}
         sayable |= {"first", "second", "tie"} if self.kind == "pairwise" else set()
         for value, meaning in self.human_labels.items():
             if meaning not in sayable:
                 known = ", ".join(sorted(sayable))
-                raise ValueError(f"human_labels: {value} is {meaning!r}, which this judge cannot say; use one of: {known}")
+                raise ValueError(
+                    f"human_labels: {value} is {meaning!r}, which this judge cannot say; use one of: {known}"
+                )
         if self.human_unreadable == "tie" and self.kind != "pairwise":
             raise ValueError(f"human_unreadable tie is for pairs, and kind is {self.kind}; use wrong or dropped")
         return self

@@ -219,6 +219,11 @@ _NOT_ABOUT_ASKING_AGAIN = frozenset(
 )
 
 
+def encode_judges(judges: Mapping[str, JudgeConfig]) -> str:
+    """All judges as one JSON argument."""
+    return json.dumps({name: judge.model_dump() for name, judge in judges.items()})
+
+
 def asked_again(judge: JudgeConfig) -> str:
     """What decides which of a judge's answers are asked again, and how, as JSON."""
     return judge.model_dump_json(exclude=set(_NOT_ABOUT_ASKING_AGAIN))

@@ -226,6 +226,7 @@ def grade(line: JsonDict, metrics: Mapping[str, Grader]) -> tuple[JsonDict, dict
     graded = {
         "id": line["id"],
         "sample": line["sample"],
+        **({"variant": line["variant"]} if line["variant"] else {}),
         "grades": {name: mark.grade for name, mark in marks.items()},
         "extracted": {name: mark.extracted for name, mark in marks.items() if metrics[name].extracts},
         "invalid": invalid,
