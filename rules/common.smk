@@ -263,11 +263,16 @@ def jury_spec(wildcards):
     return specs.encode(specs.JurySpec(name=wildcards.jury, judges=jury.judges, combine=jury.combine, **named))
 
 
-def jury_files():
-    """What the juries decide, on every target of their judges."""
+def jury_folders():
+    """What the report shows of juries, on every target of their judges: jury/target → folder."""
     targets = {name: CONFIG.judges[jury.judges[0]].targets() for name, jury in CONFIG.juries.items()}
-    folders = [JURY.format(jury=name, target=target) for name in targets for target in targets[name]]
-    return expand("{folder}/{name}", folder=folders, name=["verdicts.jsonl", "metrics.json"])
+    named = [(name, target) for name in targets for target in targets[name]]
+    return {f"{name}/{target}": JURY.format(jury=name, target=target) for name, target in named}
+
+
+def jury_files():
+    """What the juries decide."""
+    return expand("{folder}/{name}", folder=jury_folders().values(), name=["verdicts.jsonl", "metrics.json"])
 
 
 def asking_code(wildcards):
@@ -370,6 +375,13 @@ def judge_folders():
         for name, judge in CONFIG.judges.items()
         for target in judge.targets()
     }
+
+
+def beside_arguments():
+    """The report's options for what is made of several runs or judges; a file of an earlier config is not named."""
+    juries = [f"--jury={name}={folder}" for name, folder in jury_folders().items()]
+    compared = ["--comparisons=results/comparisons.json"] if COMPARISONS.comparisons else []
+    return juries + compared + (["--rankings=results/rankings.json"] if RANKINGS.pairs else [])
 
 
 def result_files():

@@ -24,6 +24,7 @@ rule metrics:
 rule report:
     input:
         result_files(),
+        jury_files(),
     output:
         "results/report.html",
     log:
@@ -35,6 +36,7 @@ rule report:
         code=REPORT_CODE,
         runs=[f"--run={name}={folder}" for name, folder in run_folders().items()],
         judges=[f"--judge={name}={folder}" for name, folder in judge_folders().items()],
+        beside=beside_arguments(),
     shell:
-        program("report.py") + " --spec {params.spec:q} {params.runs:q} {params.judges:q} "
+        program("report.py") + " --spec {params.spec:q} {params.runs:q} {params.judges:q} {params.beside:q} "
         "--out {output:q} > {log:q} 2>&1"

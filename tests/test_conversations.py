@@ -416,7 +416,9 @@ def test_the_workflow_takes_rows_of_several_turns_from_file_to_report(project: P
     assert len(set(grades)) == 12
     assert grades == verdicts
     assert project.value("judges/grader/plain/metrics.json")["n"] == 12
-    assert "r5 turn_2" in (project.folder / "results/report.html").read_text()
+    page = (project.folder / "results/report.html").read_text()
+    assert page.count('"id":"r5"') == 1
+    assert '"turn":2' in page
     assert "Nothing to be done" in project.done(gpu=3)
     words = [sys.executable, str(ROOT / "scripts/journal.py"), "prune", "--apply"]
     said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=project.folder).stdout

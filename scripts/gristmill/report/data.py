@@ -8,19 +8,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.config.schema import SamplingConfig
 from gristmill.config.specs import ReportJudge, ReportSpec
 from gristmill.errors import UserError
+from gristmill.report.comparisons import Family, read_comparisons
 from gristmill.report.inputs import GpuUsage, JudgeMetrics, Manifest, RunMetrics, Score, read_file, read_manifest
+from gristmill.report.juries import Jury, read_juries
+from gristmill.report.rankings import Ranking, read_rankings
 from gristmill.report.rows import Browser, JudgeFiles, RunFiles, Shown, join_rows, slice_columns
 from gristmill.report.timeline import Timeline, timeline_of
 from gristmill.report.words import Swaps
 from gristmill.types import JsonDict
 
 COLOURS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What was made of several runs or judges together, where the config asks for it."""
+
+    juries: Mapping[str, Path] = field(default_factory=dict)  # <jury>/<target> → its folder
+    comparisons: Path | None = None
+    rankings: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,9 @@ class Report:
     shown: list[Shown]
     rows: list[JsonDict]
     timeline: Timeline | None = None
+    comparisons: list[Family] = field(default_factory=list)
+    rankings: list[Ranking] = field(default_factory=list)
+    juries: list[Jury] = field(default_factory=list)
 
     @property
     def gpu_usage(self) -> dict[str, GpuUsage]:
@@ -96,17 +111,21 @@ class Report:
         return list(dict.fromkeys([*days[:1], *days[-1:]]))
 
 
-def gather(spec: ReportSpec, runs: Mapping[str, Path], judges: Mapping[str, Path]) -> Report:
+def gather(
+    spec: ReportSpec, runs: Mapping[str, Path], judges: Mapping[str, Path], beside: Beside | None = None
+) -> Report:
     """Read the folders.
 
     Args:
         spec: the config's part.
         runs: run → its folder.
         judges: <judge>/<target> → its folder.
+        beside: comparisons, rankings and juries of these runs and judges.
 
     Raises:
-        UserError: a file is missing or broken; with its path.
+        UserError: a file is missing, broken or of another config; with its path.
     """
+    beside = beside or Beside()
     run_files = [_run_files(name, folder) for name, folder in runs.items()]
     judge_files = [JudgeFiles(folder, read_file(JudgeMetrics, folder / "metrics.json")) for folder in judges.values()]
     browser = join_rows(run_files, judge_files, spec.max_rows)
@@ -119,6 +138,11 @@ def gather(spec: ReportSpec, runs: Mapping[str, Path], judges: Mapping[str, Path
         shown=browser.shown,
         rows=browser.rows,
         timeline=timeline_of({name: folder / "gpu" for name, folder in (*runs.items(), *judges.items())}),
+        comparisons=read_comparisons(beside.comparisons, runs),
+        rankings=read_rankings(beside.rankings, runs, {files.metrics.judge for files in judge_files}),
+        juries=read_juries(
+            beside.juries, {name: files.metrics for name, files in zip(judges, judge_files, strict=True)}
+        ),
     )
 
 

@@ -33,6 +33,25 @@ class Score(InputFile):
     value: float | None = None
     ci95: Bounds = None
     interval: str | None = None
+    #: Answers from which a metric that looks for something could read nothing; None for other metrics.
+    unread: int | None = None
+    pass_at_k: dict[str, Score] | None = None
+    maj_at_k: dict[str, Score] = {}
+
+
+class Classification(InputFile):
+    """The `classification` section of a labelled run's metrics.json."""
+
+    labels: list[str]
+    n: int
+    accuracy: float | None = None
+    macro: dict[str, float | None] = {}
+    per_class: dict[str, dict[str, float]] = {}
+    undefined: dict[str, list[str]] = {}
+    confusion: list[list[int]]
+    confusion_columns: list[str]
+    invalid: int
+    invalid_ratio: float | None = None
 
 
 class GpuUsage(InputFile):
@@ -66,7 +85,10 @@ class RunMetrics(InputFile):
     invalid: dict[str, int] = {}
     truncated: int = 0
     prompts_cut: int = 0
+    cluster: str | None = None
     metrics: dict[str, Score] = {}
+    classification: Classification | None = None
+    label_mass: float | None = None
     slices: dict[str, dict[str, JsonDict]] = {}
     gpu: GpuUsage | None = None
 
@@ -83,6 +105,28 @@ class Agreement(InputFile):
     n: int
     percent: float | None = None
     kappa: float | None = None
+
+
+class Human(InputFile):
+    """How a judge compares with what people said."""
+
+    column: str
+    n: int
+    percent: float | None = None
+    kappa: float | None = None
+    kappa_weights: str | None = None
+    macro_f1: float | None = None
+    policy: str
+    unreadable: int
+    missing: int = 0
+
+
+class ClassShare(InputFile):
+    """One class of a judge that sorts answers."""
+
+    n: int
+    share: float | None = None
+    ci95: Bounds = None
 
 
 class JudgeMetrics(InputFile):
@@ -105,12 +149,19 @@ class JudgeMetrics(InputFile):
     top_label_share: float | None = None
     mean: float | None = None
     range: list[float] = []
-    classes: dict[str, JsonDict] = {}
+    scored: int | None = None
+    classes: dict[str, ClassShare] = {}
+    unreadable_reasons: dict[str, int] = {}
+    label_mass: float | None = None
     correct: int | None = None
     incorrect: int | None = None
     accuracy: float | None = None
     ci95: Bounds = None
     agreement: Agreement | None = None
+    human: Human | None = None
+    self_preference: float | None = None
+    preference: float | None = None
+    preference_ci95: Bounds = None
     wins: dict[str, int] = {}
     ties: int = 0
     disagreements: int = 0

@@ -23,11 +23,14 @@ from markupsafe import Markup
 
 from gristmill import files
 from gristmill.config.specs import ReportSpec
-from gristmill.report import charts, words
+from gristmill.report import charts, comparisons, judged, rankings, words
 from gristmill.report.charts import Drawing
-from gristmill.report.data import Judge, Report, Run, Slice, gather
+from gristmill.report.data import Beside, Judge, Report, Run, Slice, gather
+from gristmill.report.inputs import Bounds
+from gristmill.report.judged import Measure
+from gristmill.report.labelled import labelled, sampled, sampled_columns
 from gristmill.report.provenance import units, versions
-from gristmill.report.words import Measure
+from gristmill.thinking import UNCLOSED
 
 HERE = Path(__file__).parent
 
@@ -55,6 +58,17 @@ class JudgeView:
     labels: list[tuple[str, str, int]]
     label_chart: str
     outcome: Drawing | None
+    reasons: list[tuple[str, int]]
+
+    @property
+    def place(self) -> tuple[float | None, Bounds]:
+        """The result and its interval as places from 0 to 1: a score's on its scale."""
+        metrics = self.judge.metrics
+        if metrics.kind == "score" and metrics.range:
+            scale = (metrics.range[0], metrics.range[1])
+            return rankings.placed(metrics.mean, scale), rankings.placed_bounds(metrics.ci95, scale)
+        pointwise = metrics.kind == "pointwise"
+        return (metrics.accuracy, metrics.ci95) if pointwise else (metrics.win_rate, metrics.win_rate_ci95)
 
     @property
     def reliable(self) -> bool:
@@ -62,9 +76,11 @@ class JudgeView:
         return self.judge.metrics.reliable
 
 
-def write_report(spec: ReportSpec, runs: Mapping[str, Path], judges: Mapping[str, Path], out: Path) -> int:
+def write_report(
+    spec: ReportSpec, runs: Mapping[str, Path], judges: Mapping[str, Path], out: Path, beside: Beside | None = None
+) -> int:
     """Gather, draw, fill and write the report; returns its size in bytes."""
-    page = render(gather(spec, runs, judges)).encode("utf-8")
+    page = render(gather(spec, runs, judges, beside)).encode("utf-8")
     files.write_bytes(out, page)
     return len(page)
 
@@ -72,6 +88,7 @@ def write_report(spec: ReportSpec, runs: Mapping[str, Path], judges: Mapping[str
 def render(report: Report) -> str:
     """The whole page as text that has a UTF-8 form."""
     style, script = _source("report.css"), _source("report.js")
+    several = sampled(report.runs)
     page = (
         _environment()
         .get_template("report.html.jinja")
@@ -79,6 +96,11 @@ def render(report: Report) -> str:
             report=report,
             slices=[_slice_view(data) for data in report.slices],
             judges=[_judge_view(judge, report.runs) for judge in report.judges],
+            labelled=labelled(report.runs),
+            unread=any(score.unread for run in report.runs for score in run.metrics.metrics.values()),
+            unclosed=any(run.metrics.invalid.get(UNCLOSED) for run in report.runs),
+            sampled=several,
+            sampled_columns=sampled_columns(several),
             timeline=_timeline(report),
             units=units(report),
             versions=versions(report),
@@ -128,6 +150,13 @@ def _environment() -> Environment:
         "energy": words.energy,
         "sentence": words.sentence,
         "svg": Markup,
+        "points": comparisons.points,
+        "points_bounds": comparisons.points_bounds,
+        "p_value": comparisons.p_value,
+        "around_half": comparisons.around_half,
+        "rating_bounds": rankings.rating_bounds,
+        "placed": rankings.placed,
+        "placed_bounds": rankings.placed_bounds,
     }
     environment.globals |= {"estimate": words.estimate, "NONE": words.NONE}
     return environment
@@ -140,14 +169,14 @@ def _slice_view(data: Slice) -> SliceView:
 
 def _judge_view(judge: Judge, runs: list[Run]) -> JudgeView:
     labels = words.label_meanings(judge.config.labels, judge.metrics.label_counts)
-    bars = [(f"{label} · {meaning}" if meaning else label, n) for label, meaning, n in labels]
     return JudgeView(
         judge=judge,
         headline=words.headline(judge.metrics),
         words=words.verdict_words(judge.metrics, judge.config.reliability, judge.swaps),
-        measures=words.measures(judge.metrics, judge.config.reliability),
+        measures=judged.measures(judge.metrics, judge.config.reliability),
         labels=labels,
-        label_chart=charts.draw_labels([*bars, ("unreadable", judge.metrics.unreadable)]),
+        label_chart=charts.draw_labels(judged.chart_bars(judge.metrics, labels)),
+        reasons=judged.unreadable_reasons(judge.metrics),
         outcome=_outcome(judge, {run.name: run.colour for run in runs}),
     )
 

@@ -168,7 +168,7 @@
     return el("li", "", link);
   }
 
-  /** One mark a run: right, wrong or not graded, in the run's colour. */
+  /** One mark a run (and turn): right, wrong or not graded, in the run's colour. */
   function marks(row) {
     const box = el("span", "signs");
     for (const answer of row.answers) {
@@ -177,8 +177,9 @@
       const sign = grade === null ? "·" : grade ? "✓" : "✗";
       const mark = el("span", `sign-of s${run.colour}`, sign);
       mark.setAttribute("role", "img");
-      mark.setAttribute("aria-label", `${run.name}: ${gradeWord(grade)}`);
-      mark.title = `${run.name}: ${gradeWord(grade)}`;
+      const which = answer.turn === undefined ? run.name : `${run.name}, turn ${answer.turn}`;
+      mark.setAttribute("aria-label", `${which}: ${gradeWord(grade)}`);
+      mark.title = `${which}: ${gradeWord(grade)}`;
       box.append(mark);
     }
     return box;
@@ -191,6 +192,7 @@
   function showRow() {
     const row = state.selected;
     if (row === null) return at("row").replaceChildren(el("p", "none", "No row is selected."));
+    if (row.answers.some((answer) => answer.turn !== undefined)) return at("row").replaceChildren(rowHead(row), ...turnsOf(row));
     at("row").replaceChildren(
       rowHead(row),
       block("Question", questionOf(row)),
@@ -200,6 +202,24 @@
       el("div", "answers", ...row.answers.map((answer) => answerCard(row, answer))),
       ...(row.verdicts.length > 0 ? [el("h4", "", "Judges"), el("div", "answers", ...row.verdicts.map(verdictCard))] : []),
     );
+  }
+
+  /** A row of turns: under each turn what was asked, the answers and what the judges said of them. */
+  function turnsOf(row) {
+    const turns = [...new Set(row.answers.map((answer) => answer.turn ?? 0))].sort((a, b) => a - b);
+    return [otherColumns(row), ...turns.flatMap((turn) => oneTurn(row, turn))];
+  }
+
+  function oneTurn(row, turn) {
+    const answers = row.answers.filter((answer) => (answer.turn ?? 0) === turn);
+    const verdicts = row.verdicts.filter((verdict) => (verdict.turn ?? 0) === turn);
+    const reference = own(row.references ?? {}, String(turn));
+    return [
+      block(turn === 0 ? "Without turns" : `Turn ${turn}`, text(row.prompts[answers[0].prompt].at(-1)[1])),
+      ...(reference === null ? [] : [block("Reference", text(reference))]),
+      el("div", "answers", ...answers.map((answer) => answerCard(row, answer))),
+      ...(verdicts.length > 0 ? [el("h4", "", turn === 0 ? "Judges" : `Judges of turn ${turn}`), el("div", "answers", ...verdicts.map(verdictCard))] : []),
+    ];
   }
 
   function rowHead(row) {
@@ -247,8 +267,11 @@
 
   function answerCard(row, answer) {
     const card = el("section", "answer", el("h5", "", runName(answer.run), grades(answer)));
-    card.append(answer.text === null ? el("p", "muted", answer.invalid === "skipped" ? "No answer: the prompt was too long and was skipped." : `No answer: the row failed (${answer.invalid}).`) : spoken(answer.text));
+    card.append(answer.text === null ? el("p", "muted", answer.invalid === "skipped" ? "No answer: the prompt was too long and was skipped." : answer.invalid === "no_earlier_answer" ? "Not asked: an earlier turn has no answer." : `No answer: the row failed (${answer.invalid}).`) : spoken(answer.text));
     const [asked, said] = answer.tokens;
+    const extracted = Object.entries(answer.extracted ?? {}).map(([metric, found]) => `${metric} ${found ?? "nothing"}`);
+    if (extracted.length > 0) card.append(el("p", "sub", quote(`Read: ${extracted.join(", ")}`)));
+    if (answer.probabilities !== undefined) card.append(shares("Probabilities of the labels", answer.probabilities, null));
     if (said !== null) card.append(el("p", "sub", `${plural(asked ?? 0, "token")} in, ${said.toLocaleString("en")} out`));
     if (row.prompts.length > 1) {
       card.append(el("details", "", el("summary", "", "Prompt"), messages(row.prompts[answer.prompt])));
@@ -270,6 +293,13 @@
     return box;
   }
 
+  /** `complaint 62.1 %, praise 17.9 %`; the mass is what all labels have together. */
+  function shares(title, probabilities, mass) {
+    const percent = (value) => `${(100 * value).toFixed(1)} %`;
+    const parts = Object.entries(probabilities).sort((a, b) => b[1] - a[1]).map(([label, value]) => `${label} ${percent(value)}`);
+    return el("p", "sub", quote(`${title}: ${parts.join(", ")}${mass === null ? "" : `; all labels together have ${percent(mass)} of the probability`}`));
+  }
+
   function verdictCard(verdict) {
     const judge = data.judges[verdict.judge];
     const head = el("h5", "", quote(judge.name), judge.reliable ? null : tag("bad", "unreliable"));
@@ -283,6 +313,7 @@
     if (verdict.state === "no_answer") return "There is no answer to judge.";
     if (verdict.state === "unreadable") return "No verdict: the judge’s words could not be read.";
     if (verdict.disagree) return "The orders disagree: counted as a tie.";
+    if (verdict.score !== undefined) return `Score ${Number(verdict.score.toFixed(2))}${String(verdict.score) === verdict.state ? "" : `; the likeliest is ${verdict.state}`}.`;
     if (verdict.run !== null) return `Judged ${verdict.state}.`;
     if (verdict.state === "tie") return "A tie.";
     return `${verdict.orders.length > 1 ? "Both orders chose" : "Chose"} ${verdict.state.slice(4)}.`;
@@ -292,8 +323,10 @@
     const box = el("div", "order");
     if (order.first !== undefined) box.append(el("p", "sub", quote(`${order.first} shown first, ${order.second} second`)));
     const meaning = order.choice ?? own(judge.labels, order.label);
+    const strong = order.strength === 2 ? ", much better" : "";
     const read = order.label === null ? `nothing read (${order.reason ?? "no reason given"})` : `read ${order.label}`;
-    box.append(el("p", "sub", quote(meaning && order.label !== null ? `${read}: ${meaning}` : read), order.truncated ? tag("warn", "truncated") : null));
+    box.append(el("p", "sub", quote(meaning && order.label !== null ? `${read}: ${meaning}${strong}` : read), order.truncated ? tag("warn", "truncated") : null));
+    if (order.probabilities !== undefined) box.append(shares("Shares of the labels", order.probabilities, order.label_mass ?? null));
     box.append(order.raw === null ? el("p", "muted", order.reason === "skipped" ? "The judge’s prompt was too long and was skipped." : order.reason === "no_answer" || order.reason === "identical" ? "The judge was not asked." : `The judge’s row failed (${order.reason}).`) : el("blockquote", "", spoken(order.raw)));
     return box;
   }

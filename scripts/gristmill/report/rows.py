@@ -1,5 +1,6 @@
 """The rows of the sample browser: answers, grades and verdicts joined by (id, sample, turn) within a dataset.
 
+- The turns of a row stand under one row, in their order; the cap counts rows, not turns.
 - Files are read only as far as the last row that is shown, and only those rows are kept: a run of any size costs the
   same. Verdicts of pairs are read to their end, to count what a swap changed.
 - The cap is shared evenly among the datasets; within one, the first rows in the dataset's order are shown. The runs of
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from gristmill.files import dumps
 from gristmill.metrics import slice_key
 from gristmill.report.inputs import JudgeMetrics, RunMetrics, read_lines
+from gristmill.report.lines import answer, pairwise, pointwise, turn_of
 from gristmill.report.words import Swaps, as_text
 from gristmill.types import JsonDict
 
@@ -39,8 +41,6 @@ class RowKey(NamedTuple):
     dataset: str
     id: str
     sample: int
-    #: The turn, for a row with turns; else empty.
-    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def join_rows(runs: Sequence[RunFiles], judges: Sequence[JudgeFiles], max_rows: 
 
 
 def answers(metrics: RunMetrics) -> int:
-    """Rows × samples of a run, and × turns where a row has turns."""
-    return max(metrics.rows * metrics.samples, metrics.n + metrics.no_reference)
+    """Rows × samples of a run; the turns of a row are one."""
+    return metrics.rows * metrics.samples
 
 
 def share_cap(totals: Mapping[str, int], cap: int) -> dict[str, int]:
@@ -126,26 +126,33 @@ def _fullest(runs: Sequence[RunFiles]) -> dict[str, RunFiles]:
 
 def _first_keys(run: RunFiles, count: int) -> list[RowKey]:
     lines = read_lines(run.folder / "generations.jsonl", ANSWER_COLUMNS)
-    return [_row_key(run.metrics.dataset, line) for line in itertools.islice(lines, count)]
+    found: dict[RowKey, None] = {}
+    while len(found) < count and (line := next(lines, None)) is not None:
+        found[_row_key(run.metrics.dataset, line)] = None
+    return list(found)
 
 
 def _row_key(dataset: str, line: JsonDict) -> RowKey:
-    """The row that a line of generations, grades or verdicts is about; `variant` stands only where there are turns."""
-    return RowKey(dataset, line["id"], line["sample"], line.get("variant", ""))
+    """The row that a line of generations, grades or verdicts is about."""
+    return RowKey(dataset, line["id"], line["sample"])
 
 
 def _shown_lines(
     chosen: Mapping[RowKey, JsonDict], run: RunFiles, path: Path, columns: Sequence[str]
 ) -> Iterator[tuple[JsonDict, JsonDict]]:
-    """(row, line) for each line about a run's answers whose row is shown; reads no further than the last of them."""
+    """(row, line) for each line about a run's answers whose row is shown; reads no further than the last of them.
+
+    The turns of a row stand one after the other, so the last row's end is seen from the line after it.
+    """
     dataset, samples = run.metrics.dataset, run.metrics.samples
-    left = sum(key.dataset == dataset and key.sample < samples for key in chosen)
-    lines = read_lines(path, columns)
-    while left and (line := next(lines, None)) is not None:
-        row = chosen.get(_row_key(dataset, line))
-        if row is not None:
-            left -= 1
-            yield row, line
+    left = {key for key in chosen if key.dataset == dataset and key.sample < samples}
+    for line in read_lines(path, columns) if left else ():
+        key = _row_key(dataset, line)
+        if key in chosen:
+            left.discard(key)
+            yield chosen[key], line
+        if not left and (key not in chosen or not turn_of(line)):
+            return
 
 
 def _fitting(dataset: str, chosen: Mapping[RowKey, JsonDict], limit: int) -> list[JsonDict]:
@@ -158,7 +165,7 @@ def _fitting(dataset: str, chosen: Mapping[RowKey, JsonDict], limit: int) -> lis
 def _empty_row(key: RowKey) -> JsonDict:
     return {
         "dataset": key.dataset,
-        "id": f"{key.id} {key.variant}" if key.variant else key.id,
+        "id": key.id,
         "sample": key.sample,
         "title": "",
         "fields": {},
@@ -178,13 +185,17 @@ def slice_columns(runs: Iterable[RunMetrics]) -> list[str]:
 def _add_answers(chosen: dict[RowKey, JsonDict], number: int, run: RunFiles, columns: Sequence[str]) -> None:
     lines = _shown_lines(chosen, run, run.folder / "generations.jsonl", ANSWER_COLUMNS)
     grades = _shown_lines(chosen, run, run.folder / "grades.jsonl", ("id", "sample", "grades"))
-    graded = {(row["id"], row["sample"]): line for row, line in grades}
+    graded = {_name(line): line for _, line in grades}
     for row, line in lines:
         if not row["answers"]:
             _describe(row, line, columns)
-        row["answers"].append(
-            _answer(number, row, line, graded.get((row["id"], row["sample"]), {}), run.metrics.metric)
-        )
+        if turn_of(line) and line["reference"] is not None:
+            row.setdefault("references", {})[str(turn_of(line)["turn"])] = as_text(line["reference"])
+        row["answers"].append(answer(number, row, line, graded.get(_name(line), {}), run.metrics.metric))
+
+
+def _name(line: JsonDict) -> tuple[str, int, str]:
+    return line["id"], line["sample"], line.get("variant") or ""
 
 
 def _describe(row: JsonDict, line: JsonDict, columns: Sequence[str]) -> None:
@@ -203,24 +214,6 @@ def _preview(fields: Mapping[str, Any], messages: Iterable[Mapping[str, str]]) -
     return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
 
 
-def _answer(number: int, row: JsonDict, line: JsonDict, graded: JsonDict, metric: str | None) -> JsonDict:
-    prompt = [[message["role"], message["content"] or ""] for message in line["messages"]]
-    if prompt not in row["prompts"]:
-        row["prompts"].append(prompt)
-    grades = graded.get("grades", {})
-    return {
-        "run": number,
-        "prompt": row["prompts"].index(prompt),
-        "text": line["text"],
-        "truncated": line["finish_reason"] == "length",
-        "invalid": graded.get("invalid"),
-        "wrong": metric is not None and grades.get(metric) is False,
-        "grades": grades,
-        "cut": line.get("prompt_cut_tokens", 0),
-        "tokens": [line.get("prompt_tokens"), line.get("completion_tokens")],
-    }
-
-
 def _add_verdicts(
     chosen: dict[RowKey, JsonDict], number: int, judge: JudgeFiles, runs: Mapping[str, RunFiles]
 ) -> Swaps:
@@ -230,13 +223,13 @@ def _add_verdicts(
     if judge.metrics.kind != "pairwise":
         needed = ("id", "sample", "run", "score" if judge.metrics.kind == "score" else "verdict")
         for row, line in _shown_lines(chosen, run, path, needed) if run is not None else ():
-            row["verdicts"].append(_pointwise(number, line))
+            row["verdicts"].append(pointwise(number, line))
         return swaps
     for line in read_lines(path, ("id", "sample", "orders", "winner")):
         swaps = _counted(swaps, line["orders"], judge.metrics.top_label)
         key = _row_key(run.metrics.dataset, line) if run is not None else None
         if key in chosen:
-            chosen[key]["verdicts"].append(_pairwise(number, line))
+            chosen[key]["verdicts"].append(pairwise(number, line))
     return swaps
 
 
@@ -246,24 +239,3 @@ def _counted(swaps: Swaps, orders: Sequence[JsonDict], top_label: str | None) ->
         return swaps
     same = labels[0] == labels[1]
     return Swaps(swaps.pairs + 1, swaps.same_label + same, swaps.top_label_twice + (same and labels[0] == top_label))
-
-
-def _pointwise(number: int, line: JsonDict) -> JsonDict:
-    said = line.get("verdict") or (line.get("label") if line.get("score") is not None else None)
-    state = said or ("no_answer" if line.get("reason") == "no_answer" else "unreadable")
-    asked = {name: line.get(name) for name in ("label", "reason", "raw", "truncated")}
-    return {"judge": number, "run": line["run"], "state": state, "disagree": False, "orders": [asked]}
-
-
-def _pairwise(number: int, line: JsonDict) -> JsonDict:
-    reason, winner = line.get("reason"), line["winner"]
-    won = {"tie": "tie", None: "no_answer" if reason == "no_answer" else "unreadable"}.get(winner, f"win:{winner}")
-    names = ("first", "second", "label", "choice", "reason", "raw", "truncated")
-    return {
-        "judge": number,
-        "run": None,
-        "state": won,
-        "disagree": reason == "orders_disagree",
-        "identical": reason == "identical",
-        "orders": [{name: order.get(name) for name in names} for order in line["orders"]],
-    }

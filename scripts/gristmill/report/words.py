@@ -17,6 +17,8 @@ from gristmill.config.schema import ReliabilityBar
 from gristmill.report.inputs import Bounds, JudgeMetrics
 
 NONE = "–"
+#: Meanings of a pairwise judge that say by how much.
+STRENGTHS = {"much_first": "first, much better", "much_second": "second, much better"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +28,6 @@ class Swaps:
     pairs: int = 0
     same_label: int = 0
     top_label_twice: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One line of the reliability panel. `holds` is None where there is no bar."""
-
-    name: str
-    value: str
-    bar: str = ""
-    holds: bool | None = None
 
 
 def percent(value: float | None) -> str:
@@ -109,8 +101,9 @@ def headline(metrics: JudgeMetrics) -> str | None:
     """A score's mean or the classes' shares in words; None for the other kinds, and where nothing was read."""
     if metrics.kind == "score" and metrics.mean is not None:
         low, high = (f"{end:g}" for end in metrics.range)
-        return f"mean score {metrics.mean:.2f} on a scale from {low} to {high}"
-    shares = [f"{name} {percent(each['share'])}" for name, each in metrics.classes.items() if each["share"] is not None]
+        ends = "" if metrics.ci95 is None else " [{:.2f}, {:.2f}]".format(*metrics.ci95)
+        return f"mean score {metrics.mean:.2f}{ends} on a scale from {low} to {high}"
+    shares = [f"{name} {percent(each.share)}" for name, each in metrics.classes.items() if each.share is not None]
     return ", ".join(shares) or None
 
 
@@ -126,55 +119,6 @@ def unreliable_words(metrics: JudgeMetrics, bars: ReliabilityBar, swaps: Swaps) 
     abouts = {"pointwise": "how many answers are correct", "pairwise": "which run is better"}
     about = abouts.get(metrics.kind, "the answers")
     return " ".join([*said, f"This says nothing about {about}."])
-
-
-def measures(metrics: JudgeMetrics, bars: ReliabilityBar) -> list[Measure]:
-    """The numbers that a judge's reliability rests on, each with the bar it is held to."""
-    rows = [
-        _at_most("could not be read", metrics.unreadable_ratio, bars.max_unreadable_ratio, _of_asked(metrics)),
-        _at_most(f"wrote {metrics.top_label or 'one label'}", metrics.top_label_share, bars.max_label_share),
-    ]
-    if metrics.kind == "pointwise":
-        rows += _pointwise_measures(metrics, bars)
-    elif metrics.kind == "pairwise":
-        rows += _pairwise_measures(metrics, bars)
-    return [*rows, Measure("cut by max_new_tokens", count(metrics.truncated))]
-
-
-def _pointwise_measures(metrics: JudgeMetrics, bars: ReliabilityBar) -> list[Measure]:
-    agreement = metrics.agreement
-    if agreement is None:
-        return [Measure("agreement with a metric", "none to compare with")]
-    kappa = agreement.kappa
-    bar = f"at least {decimal(bars.min_kappa)}"
-    return [
-        Measure(f"agrees with {agreement.metric}", f"{percent(agreement.percent)} of {count(agreement.n)}"),
-        Measure("Cohen’s kappa", decimal(kappa), bar, None if kappa is None else kappa >= bars.min_kappa),
-    ]
-
-
-def _pairwise_measures(metrics: JudgeMetrics, bars: ReliabilityBar) -> list[Measure]:
-    value = metrics.consistency
-    bar = f"at least {_whole(bars.min_consistency)}"
-    holds = None if value is None else value >= bars.min_consistency
-    return [
-        Measure("same choice in both orders", "asked once" if value is None else percent(value), bar, holds),
-        Measure("chose the answer shown first", percent(metrics.first_position_share), "50 % is even"),
-        Measure("winner is the longer answer", percent(metrics.longer_wins_share), "50 % is even"),
-    ]
-
-
-def _at_most(name: str, value: float | None, bar: float, shown: str | None = None) -> Measure:
-    holds = None if value is None else value <= bar
-    return Measure(name, shown or percent(value), f"at most {_whole(bar)}", holds)
-
-
-def _of_asked(metrics: JudgeMetrics) -> str:
-    return f"{count(metrics.unreadable)} of {count(metrics.asked)} ({percent(metrics.unreadable_ratio)})"
-
-
-def _whole(share: float) -> str:
-    return f"{100 * share:g} %"
 
 
 def _preference(metrics: JudgeMetrics) -> str:
@@ -229,4 +173,9 @@ def sentence(text: str) -> str:
 def label_meanings(labels: Mapping[str, str], counts: Mapping[str, int]) -> list[tuple[str, str, int]]:
     """(label, its meaning, how often), known labels first; one that was never written has 0."""
     order = [*labels, *sorted(set(counts) - set(labels))]
-    return [(label, labels.get(label, ""), counts.get(label, 0)) for label in order]
+    return [(label, meaning_words(label, labels.get(label, "")), counts.get(label, 0)) for label in order]
+
+
+def meaning_words(label: str, meaning: str) -> str:
+    """What a label means, for reading; nothing where it means itself, as a score does."""
+    return "" if meaning == label else STRENGTHS.get(meaning, meaning)
