@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gristmill.config.schema import ReliabilityBar
 from gristmill.report.inputs import Human, JudgeMetrics
-from gristmill.report.words import bounds, count, decimal, percent
+from gristmill.report.words import STRENGTHS, bounds, count, decimal, percent
 
 MAX_BARS = 21
 REASONS = {
@@ -123,7 +123,8 @@ def unreadable_reasons(metrics: JudgeMetrics) -> list[tuple[str, int]]:
 
 def chart_bars(metrics: JudgeMetrics, labels: Sequence[tuple[str, str, int]]) -> list[tuple[str, int]]:
     """(text, how often) for each bar of what the judge wrote; of a long scale a bar for several scores."""
-    bars = [(f"{label} · {meaning}" if meaning else label, n) for label, meaning, n in labels]
+    short = [(label, "" if meaning in STRENGTHS.values() else meaning, n) for label, meaning, n in labels]
+    bars = [(f"{label} · {meaning}" if meaning else label, n) for label, meaning, n in short]
     if metrics.kind == "score" and len(bars) > MAX_BARS:
         width = -(-len(bars) // MAX_BARS)
         groups = [bars[start : start + width] for start in range(0, len(bars), width)]

@@ -61,6 +61,11 @@ class JudgeView:
     reasons: list[tuple[str, int]]
 
     @property
+    def strengths(self) -> bool:
+        """Whether labels say by how much, which the chart has no room for."""
+        return any(meaning in words.STRENGTHS.values() for _, meaning, _ in self.labels)
+
+    @property
     def place(self) -> tuple[float | None, Bounds]:
         """The result and its interval as places from 0 to 1: a score's on its scale."""
         metrics = self.judge.metrics
