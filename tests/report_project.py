@@ -24,17 +24,18 @@ def rows() -> list[dict[str, Any]]:
     for n in range(40):
         label = LABELS[n % 2]
         wrong = LABELS[(n + 1) % 2]
+        guesses = [label if n % 3 == 0 else wrong, wrong if n % 13 == 1 else label]
         made.append(
             {
                 "id": f"r{n:02}",
                 "question": f"What is {n}?",
                 "reference": label,
-                "guess_1": label if n % 3 == 0 else wrong,
-                "guess_2": wrong if n % 13 == 1 else label,
+                "guess_1": guesses[0],
+                "guess_2": guesses[1],
                 "guess_3": label if n % 4 else "I cannot say",
                 "points": "11" if n % 20 == 3 else str(n % 9 + 1),
                 "sort": "R" if n % 3 else "K",
-                "human": "" if n % 10 == 9 else "second" if n % 13 == 1 else "first",
+                "human": "" if n % 10 == 9 else "tie" if guesses[0] == guesses[1] else "first",
                 "stars": n % 9 + 1 if n % 5 else 5,
                 "team": f"team {n % 5}",
             }

@@ -113,7 +113,7 @@ def read_rankings(path: Path | None, runs: Collection[str], judges: Collection[s
         foreign = [run for run in each.runs if run not in runs] + ([each.judge] if each.judge not in judges else [])
         if foreign:
             raise UserError(
-                f"{path} ranks by {foreign[0]!r}, which is not in this report; make it again or leave it out"
+                f"{path} is about {foreign[0]!r}, which is not in this report; make it again or leave it out"
             )
     return found
 

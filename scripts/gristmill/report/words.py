@@ -172,7 +172,7 @@ def sentence(text: str) -> str:
 
 def label_meanings(labels: Mapping[str, str], counts: Mapping[str, int]) -> list[tuple[str, str, int]]:
     """(label, its meaning, how often), known labels first; one that was never written has 0."""
-    order = [*labels, *sorted(set(counts) - set(labels))]
+    order = [*labels, *(label for label in counts if label not in labels)]
     return [(label, meaning_words(label, labels.get(label, "")), counts.get(label, 0)) for label in order]
 
 
