@@ -47,6 +47,26 @@ def test_the_config_in_the_readme_is_valid(tmp_path: Path, monkeypatch: pytest.M
     assert config.models["referee"].gpus_per_model == 4
 
 
+EVALUATION = re.findall(r"((?:    .*\n)+)", (ROOT / "docs/evaluation.md").read_text())
+
+
+@pytest.mark.parametrize("number", range(len(EVALUATION)))
+def test_every_config_in_the_evaluation_page_is_valid(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = yaml.safe_load(EVALUATION[number])
+    for entry in (*value["datasets"].values(), *value["prompts"].values()):
+        (tmp_path / entry.get("path", entry.get("file"))).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    config = load_config(value, [tmp_path])
+    kinds = [judge.kind for judge in config.judges.values()]
+    assert kinds == [[], ["pairwise"] * 3, ["score"], ["pairwise"]][number]
+
+
+def test_the_evaluation_page_has_four_configs() -> None:
+    assert len(EVALUATION) == 4
+
+
 @pytest.mark.parametrize("document", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 def test_every_link_in_the_documents_leads_somewhere(document: str) -> None:
     path = ROOT / document
