@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 from test_report import HOSTILE, Folders, generation, row, small, spec, write_demo, write_judge, write_run
+from test_report_results import compared, jury, labelled, ranked, sums, takes_the_right
 
+from gristmill.report.data import Beside
 from gristmill.report.render import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -188,6 +190,29 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root, "grader", {"terse": runs["terse"]}, lambda rid, _: "A" if "1" in rid.id else "hard to say"
     )
     return written(root, runs, judges, title=f"Small {HOSTILE}")
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with comparisons, rankings, a jury, a labelled run and rows of turns."""
+    root = tmp_path_factory.mktemp("full")
+    two = sums(root, "good", [n % 10 != 3 for n in range(40)]) | sums(root, "bad", [n % 3 == 0 for n in range(40)])
+    judges = write_judge(root, "arena", two, takes_the_right) | write_judge(root, "stuck", two, lambda *_: "A")
+    beside = Beside(
+        juries=jury(root, judges, ["good", "bad"]),
+        comparisons=compared(root, two, ("good", "bad")),
+        rankings=ranked(root, two, judges),
+    )
+    said = [(HOSTILE, HOSTILE), ("ham", "ham"), ("ham", HOSTILE)]
+    logprobs = [-0.2, -2.0]
+    runs = two | labelled(root, "likely", said, (HOSTILE, "ham"), label_logprobs=logprobs)
+    talks = [generation(row(n), f"{HOSTILE} {t}", variant=f"turn_{t}") for n in range(3) for t in (1, 2)]
+    runs |= write_run(root, "talk", talks, dataset="talks")
+    judges |= write_judge(
+        root, "grader", {"talk": runs["talk"]}, lambda rid, _: "A" if rid.variant == "turn_1" else "B"
+    )
+    write_report(spec(), runs, judges, root / "report.html", beside)
+    return root / "report.html"
 
 
 def written(root: Path, runs: Folders, judges: Folders, **kwargs: Any) -> Path:
@@ -403,3 +428,45 @@ def test_two_thousand_rows_stay_quick_and_only_a_page_of_them_is_in_the_document
     for _ in range(3):
         browser.press("j")
     assert found(browser) == "Row spe-01, 4 of 2,000"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_comparisons_rankings_juries_and_labels_fit_a_phone(browser: Browser, full: Path, scheme: str) -> None:
+    browser.open(full, "#row=q-001&dataset=talks", width=390, height=844, scheme=scheme)
+    browser.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert browser.run("document.documentElement.scrollWidth") == 390
+    assert browser.errors == []
+
+
+def test_the_new_sections_have_names_and_headings_in_order(browser: Browser, full: Path) -> None:
+    browser.open(full)
+    regions = browser.run(
+        "[...document.querySelectorAll('[role=region]')].filter((r) => !r.ariaLabel || r.tabIndex).length"
+    )
+    assert regions == 0
+    levels = browser.run("[...document.querySelectorAll('h1, h2, h3, h4')].map((each) => Number(each.tagName[1]))")
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    heads = browser.run("[...document.querySelectorAll('main table thead th')].every((th) => th.scope === 'col')")
+    assert heads is True
+
+
+def test_a_row_of_turns_shows_each_turn_with_its_answers_and_judges(browser: Browser, full: Path) -> None:
+    browser.open(full, "#row=q-001&dataset=talks")
+    titles = browser.run("[...document.querySelectorAll('#row h4')].map((each) => each.textContent)")
+    assert titles == ["Turn 1", "Reference", "Judges of turn 1", "Turn 2", "Reference", "Judges of turn 2"]
+    cards = browser.run("[...document.querySelectorAll('#row .answer')].map((each) => each.innerText)")
+    assert ["Judged correct." in cards[1], "Judged incorrect." in cards[3]] == [True, True]
+    assert cards[2].replace("\u2028", "").replace("\n", "").find(f"{HOSTILE} 2".replace("\u2028", "")) > 0
+    browser.choose("Dataset", "talks")
+    assert found(browser) == "3 of 43 rows"
+    assert browser.run("document.querySelectorAll('#rows li:first-child .sign-of').length") == 2
+
+
+def test_what_was_read_and_the_labels_probabilities_stand_under_the_answer(browser: Browser, full: Path) -> None:
+    browser.open(full, "#row=q-001&dataset=sums")
+    card = browser.run(
+        "[...document.querySelectorAll('#row .answer')].find((each) => each.innerText.startsWith('likely')).innerText"
+    )
+    assert "Read: label </script>" in card
+    assert "81.9 %, ham 13.5 %" in card
+    assert browser.run("document.images.length") == 0
