@@ -417,7 +417,7 @@ def test_the_workflow_takes_rows_of_several_turns_from_file_to_report(project: P
     assert grades == verdicts
     assert project.value("judges/grader/plain/metrics.json")["n"] == 12
     page = (project.folder / "results/report.html").read_text()
-    assert page.count('"id":"r5"') == 1
+    assert page.count('"id":"r5","sample"') == 1
     assert '"turn":2' in page
     assert "Nothing to be done" in project.done(gpu=3)
     words = [sys.executable, str(ROOT / "scripts/journal.py"), "prune", "--apply"]

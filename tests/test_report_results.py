@@ -161,7 +161,7 @@ def test_no_run_is_better_where_the_interval_holds_zero_or_p_is_too_large(tmp_pa
     for change, words in (
         ({"ci95": [-0.7, 0.01], "p_holm": 0.001}, "the rows do not tell"),
         ({"p_holm": 0.06}, "not clear once p is adjusted"),
-        ({"p_holm": None}, "not clear once p is adjusted"),
+        ({"p_holm": None}, "no p, so no run is named"),
         ({"ci95": None, "difference": None}, "nothing to compare"),
     ):
         write_json(path, {"resamples": 200, "comparisons": [entry | change]})

@@ -67,6 +67,8 @@ class Comparison(InputFile):
         """What follows for the two runs."""
         if self.difference is None:
             return "nothing to compare"
+        if self.p_holm is None:
+            return "no p, so no run is named"
         if excludes_zero(self.ci95) and not self.clear:
             return "not clear once p is adjusted"
         return "the rows do not tell"
