@@ -2,10 +2,14 @@
 
 The data lies in ../shared/data beside the checkout. Some of its texts are offensive: a failure shows ids and numbers.
 What SmolLM2 answers is no fact; that every answer is counted once, and that a poor judge is called one, is.
+
+A prompt of some hundred tokens takes a second on a CPU, so these ask a few rows. GRISTMILL_EVALUATION_ROWS=200 asks 200
+rows of HateCheck and all 100 of LLMBar; what that gave stands in benchmarks/README.md.
 """
 
 import csv
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ import pytest
 from conftest import Project
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-ROWS = 200
+ROWS = int(os.environ.get("GRISTMILL_EVALUATION_ROWS", "16"))
 LABELS = ("hateful", "non-hateful")
 
 pytestmark = [
@@ -25,7 +29,7 @@ pytestmark = [
 
 
 def hatecheck() -> list[dict[str, str]]:
-    """200 rows from all over the file, so that most functionalities and both classes are among them."""
+    """Rows from all over the file, so that many functionalities and both classes are among them."""
     with (DATA / "hatecheck/test_suite_cases.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     step = len(rows) / ROWS
@@ -144,7 +148,7 @@ def judge_config(model: Path) -> dict[str, Any]:
 
 
 def test_llmbar_shows_how_far_a_small_model_is_from_a_judge(project: Project, smollm2_folder: Path) -> None:
-    rows = json.loads((DATA / "llmbar/Natural/dataset.json").read_text())
+    rows = json.loads((DATA / "llmbar/Natural/dataset.json").read_text())[: ROWS // 2]
     project.write_rows({"id": f"n{number}", **row} for number, row in enumerate(rows))
     project.write_prompt("output_1.jinja", "{{ output_1 }}")
     project.write_prompt("output_2.jinja", "{{ output_2 }}")
@@ -163,8 +167,8 @@ def test_llmbar_shows_how_far_a_small_model_is_from_a_judge(project: Project, sm
         metrics, verdicts = project.value(f"{folder}/metrics.json"), project.lines(f"{folder}/verdicts.jsonl")
         agreed = sum(line["winner"] == person for line, person in zip(verdicts, people, strict=True))
         human = metrics["human"]
-        assert (metrics["n"], human["n"], human["missing"], human["policy"]) == (100, 100, 0, "wrong")
-        assert human["percent"] == agreed / 100
+        assert (metrics["n"], human["n"], human["missing"], human["policy"]) == (len(rows), len(rows), 0, "wrong")
+        assert human["percent"] == agreed / len(rows)
         both = [[order["choice"] for order in line["orders"]] for line in verdicts]
         read_twice = [choices for choices in both if len(choices) == 2 and None not in choices]
         same = sum(one == other for one, other in read_twice)
