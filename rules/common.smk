@@ -112,6 +112,7 @@ METRICS_CODE = code_digest(
 VERDICT_CODE = code_digest(
     *[f"judging.{name}" for name in ("agreement", "items", "pairs", "reading", "readout", "reliability", "scales")],
     *[f"judging.{name}" for name in ("scores", "tallies", "verdicts")],
+    "thinking",
     "intervals",
     "stats.intervals",
     "gpu.usage",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+#: A stop text or a label: an empty one would be found everywhere.
+Text = Annotated[str, StringConstraints(min_length=1)]
 _NUMBERS = (int, float, int | None, float | None)
 
 
