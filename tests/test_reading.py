@@ -507,3 +507,15 @@ def test_a_jury_joins_its_judges_line_by_line_and_counts_how_they_agree() -> Non
     assert [(each["n"], each["percent"]) for each in metrics["agreement"]] == [(2, 0.5), (1, 0), (1, 0)]
     with pytest.raises(UserError, match="list different answers"):
         list(JuryTally(spec).joined([files[0], files[1], files[2][:1]]))
+
+
+def test_a_jury_tells_the_turns_of_a_row_apart() -> None:
+    spec = JurySpec(name="all", judges=["a", "b"], combine="majority", kind="pointwise", range=None, target=["run"])
+    turns = [
+        {"id": "r1", "sample": 0, "variant": f"turn_{n}", "run": "run", "verdict": "correct", "reason": None}
+        for n in (1, 2)
+    ]
+    joined = list(JuryTally(spec).joined([turns, turns]))
+    assert [(line["id"], line["variant"]) for line in joined] == [("r1", "turn_1"), ("r1", "turn_2")]
+    with pytest.raises(UserError, match="list different answers from line 1 on"):
+        list(JuryTally(spec).joined([turns, turns[::-1]]))

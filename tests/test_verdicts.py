@@ -567,3 +567,25 @@ def test_a_verdicts_script_that_fails_says_so_in_one_line_and_leaves_no_file(tmp
     assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)
     assert failed.stderr.startswith("error: no judge answer for r0#0;")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["generations.jsonl", "judge.jsonl"]
+
+
+def test_verdicts_of_a_judge_that_is_asked_again_keep_the_attempt_and_metrics_count_them() -> None:
+    spec = VerdictSpec.model_validate(
+        {
+            "name": "j",
+            "judge": {"kind": "pointwise", "model": "m", "prompt": "p", "runs": ["run"], "retries": 2},
+            "target": ["run"],
+        }
+    )
+    answers = [answer(f"r{n}", "it is so") for n in range(3)]
+    said = [
+        answer("r0", "A"),
+        answer("r1", "B") | {"attempt": 2, "unreadable_attempts": 1},
+        answer("r2", "well") | {"attempt": 3, "unreadable_attempts": 3},
+    ]
+    tally = PointwiseTally(spec)
+    lines = list(tally.counted(judged(spec, [answers], said)))
+    assert [line.get("attempt") for line in lines] == [None, 2, 3]
+    assert [line.get("unreadable_attempts") for line in lines] == [None, 1, 3]
+    metrics = tally.metrics()
+    assert (metrics["asked_again"], metrics["unreadable_attempts"], metrics["unreadable"]) == (2, 4, 1)

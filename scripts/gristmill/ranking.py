@@ -17,6 +17,7 @@ from gristmill.config.specs import RankedPair, RankSpec
 from gristmill.errors import UserError
 from gristmill.files import read_json, read_jsonl
 from gristmill.intervals import RowScores
+from gristmill.judging.items import answer_of
 from gristmill.judging.verdicts import TIE
 from gristmill.merging import proven
 from gristmill.stats.bradley_terry import Game, Rating, bradley_terry, win_matrix
@@ -145,7 +146,7 @@ def _read(pair: RankedPair, folder: Path, runs: Mapping[str, Path]) -> JudgedPai
 
 def _answer(verdict: JsonDict, answers: Iterator[JsonDict], folder: Path) -> JsonDict:
     line = next(answers, None)
-    if line is None or (line["id"], line["sample"]) != (verdict["id"], verdict["sample"]):
+    if line is None or answer_of(line) != answer_of(verdict):
         named = f"{verdict['id']}#{verdict['sample']}"
         raise UserError(f"{folder}: no answer to {named} at its place; remove its verdicts.jsonl and run again")
     return line

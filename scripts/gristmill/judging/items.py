@@ -88,6 +88,11 @@ def line_rid(line: JsonDict) -> RequestId:
     return RequestId(line["id"], line["sample"], line["variant"])
 
 
+def answer_of(line: JsonDict) -> tuple[str, int, str]:
+    """The answer that a line is about: row, sample and turn, which only lines about turns have."""
+    return line["id"], line["sample"], line.get("variant", "")
+
+
 def _item(first: JsonDict, *others: JsonDict) -> Item:
     answers = tuple(_said(line["text"]) for line in (first, *others))
     there = all(answer is not None for answer in answers) and turn_number(first["variant"]) is not None

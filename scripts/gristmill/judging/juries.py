@@ -18,6 +18,7 @@ from typing import Any
 from gristmill.config.specs import JurySpec
 from gristmill.errors import UserError
 from gristmill.intervals import RowScores
+from gristmill.judging.items import answer_of
 from gristmill.judging.pairs import TIE
 from gristmill.judging.reliability import Share
 from gristmill.judging.tallies import bounds
@@ -51,7 +52,7 @@ class JuryTally:
             UserError: the judges' files do not list the same answers.
         """
         for lines in itertools.zip_longest(*verdicts):
-            names = {None if line is None else (line["id"], line["sample"]) for line in lines}
+            names = {None if line is None else answer_of(line) for line in lines}
             if len(names) > 1:
                 raise UserError(
                     f"the judges of {self._spec.name} list different answers from line {self._n + 1} on; "
@@ -87,7 +88,8 @@ class JuryTally:
             reason = "no_answer"
         self._count(lines[0]["id"], votes, decided, reason)
         place = "runs" if self._spec.kind == "pairwise" else "run"
-        named = {"id": lines[0]["id"], "sample": lines[0]["sample"], place: lines[0][place]}
+        turn = {"variant": lines[0]["variant"]} if "variant" in lines[0] else {}
+        named = {"id": lines[0]["id"], "sample": lines[0]["sample"], **turn, place: lines[0][place]}
         return {**named, "votes": votes, self._column: decided, "reason": reason}
 
     def _count(self, row: str, votes: dict[str, Any], decided: Any, reason: str | None) -> None:

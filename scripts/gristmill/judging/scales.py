@@ -27,7 +27,7 @@ class ScoreTally:
         self._low, self._high = spec.judge.range or (0.0, 1.0)
         self._step = spec.judge.step
         self._steps = 1 << (len(spec.judge.scores()) - 1).bit_length()
-        self._questions = Questions(spec.judge.meanings())
+        self._questions = Questions(spec.judge)
         self._scores = RowScores()
         self._n = self._no_answer = 0
         self._human = human_of(spec)
@@ -75,7 +75,7 @@ class ClassTally:
 
     def __init__(self, spec: VerdictSpec) -> None:
         self._spec = spec
-        self._questions = Questions(spec.judge.meanings())
+        self._questions = Questions(spec.judge)
         self._classes = {name: RowScores() for name in dict.fromkeys(spec.judge.meanings().values())}
         self._counts: Counter[str] = Counter({name: 0 for name in self._classes})
         self._n = self._no_answer = 0

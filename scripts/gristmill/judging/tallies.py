@@ -20,6 +20,7 @@ from gristmill.errors import UserError
 from gristmill.intervals import RowScores
 from gristmill.judging import reliability
 from gristmill.judging.agreement import HumanAgreement, agreeing, cohen_kappa
+from gristmill.judging.items import answer_of
 from gristmill.judging.pairs import TIE
 from gristmill.judging.reliability import Share
 from gristmill.judging.verdicts import Judged
@@ -31,8 +32,10 @@ KAPPA_UNDEFINED = "judge and metric say the same of every answer, so kappa is un
 class Questions:
     """What came back from the judge model, question by question."""
 
-    def __init__(self, labels: Iterable[str]) -> None:
-        self._labels: Counter[str] = Counter({label: 0 for label in labels})
+    def __init__(self, judge: JudgeConfig) -> None:
+        self._retries = judge.retries
+        self._labels: Counter[str] = Counter({label: 0 for label in judge.meanings()})
+        self._asked_again = self._unreadable_attempts = 0
         self._asked = self._truncated = 0
         self._mass, self._masses = 0.0, 0
         self._reasons: Counter[str] = Counter()
@@ -41,6 +44,8 @@ class Questions:
         """Count one answer of the judge (a pointwise verdict, or one order of a pair)."""
         self._asked += 1
         self._truncated += answer["truncated"]
+        self._asked_again += answer.get("attempt", 1) > 1
+        self._unreadable_attempts += answer.get("unreadable_attempts", 0)
         if answer["label"] is not None:
             self._labels[answer["label"]] += 1
         else:
@@ -63,7 +68,13 @@ class Questions:
             "top_label_share": Share(count, readable).ratio,
             "unreadable_reasons": dict(sorted(self._reasons.items())),
             "label_mass": self._mass / self._masses if self._masses else None,
+            **self._attempts(),
         }
+
+    def _attempts(self) -> JsonDict:
+        """Of a judge that is asked again: how many questions were, and how many answers in all could not be read."""
+        counted = {"asked_again": self._asked_again, "unreadable_attempts": self._unreadable_attempts}
+        return counted if self._retries else {}
 
     def doubts(self, judge: JudgeConfig) -> list[str | None]:
         """Why the labels alone make the judge unreliable."""
@@ -109,7 +120,7 @@ class PointwiseTally:
 
     def __init__(self, spec: VerdictSpec, metric: str | None = None) -> None:
         self._spec = spec
-        self._questions = Questions(spec.judge.meanings())
+        self._questions = Questions(spec.judge)
         self._scores = RowScores()
         self._verdicts: Counter[str | None] = Counter()
         self._no_answer = 0
@@ -161,7 +172,7 @@ class PairwiseTally:
 
     def __init__(self, spec: VerdictSpec) -> None:
         self._spec = spec
-        self._questions = Questions(spec.judge.meanings())
+        self._questions = Questions(spec.judge)
         self._scores = RowScores()
         self._n = 0
         self._wins: Counter[str] = Counter({run: 0 for run in spec.target})
@@ -283,6 +294,6 @@ def bounds(scores: RowScores) -> list[float] | None:
 
 def _grade_of(line: JsonDict, grade: JsonDict | None) -> JsonDict:
     """The grade of the same answer; the two files list the same answers in the same order."""
-    if grade is None or (grade["id"], grade["sample"]) != (line["id"], line["sample"]):
+    if grade is None or answer_of(grade) != answer_of(line):
         raise UserError(f"no grade for {line['id']}#{line['sample']} at its place; make the run's grades.jsonl again")
     return grade

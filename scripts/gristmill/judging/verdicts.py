@@ -151,11 +151,12 @@ def _winner(spec: VerdictSpec, item: Item, line: JsonDict) -> tuple[str | None, 
 
 def _read(reader: Reader, reply: JsonDict) -> tuple[Reading, JsonDict]:
     """What one judge answer says, and the columns that every answer has."""
-    truncated = reply["finish_reason"] == "length"
+    columns: JsonDict = {"reason": reply["finish_reason"], "raw": None, "truncated": reply["finish_reason"] == "length"}
+    columns |= {name: reply[name] for name in ("attempt", "unreadable_attempts") if name in reply}
     if reply["text"] is None:  # the judge's own prompt was too long (on_overflow: skip), or its row failed
-        return Reading(None, None, ""), {"reason": reply["finish_reason"], "raw": None, "truncated": truncated}
+        return Reading(None, None, ""), columns
     reading = reader.read(reply["text"], reply.get("label_logprobs"))
-    columns: JsonDict = {"reason": reading.reason, "raw": reading.raw, "truncated": truncated}
+    columns |= {"reason": reading.reason, "raw": reading.raw}
     if reader.readout == "likelihood":
         shares = reading.probabilities
         columns["probabilities"] = None if shares is None else dict(zip(reader.labels, shares, strict=True))
