@@ -103,7 +103,7 @@ PLACEMENTS = ["--placements", specs.encode_placements(CONFIG.models)]
 PLACED = [*PLACEMENTS, "--workers", encode_workers(PLAN.all_workers())]
 
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
-RENDER_CODE = code_digest("prompts", "rendering", "rows")
+RENDER_CODE = code_digest("prompts", "rendering", "rows", "grading.text")
 QUESTION_CODE = code_digest("prompts", "thinking", "judging.items", "judging.reading", "judging.requests")
 METRICS_CODE = code_digest(
     *("grading", "thinking", "classification", "samples", "clusters", "intervals", "stats.intervals", "metrics"),
@@ -120,7 +120,9 @@ VERDICT_CODE = code_digest(
 COMPARE_CODE = code_digest("comparing", "stats.intervals", "stats.paired")
 RANK_CODE = code_digest("judging.items", "ranking", "intervals", "stats")
 READING_CODE = code_digest("judging.reading", "judging.readout", "judging.scores", "thinking")
-JURY_CODE = code_digest("judging.items", "judging.juries", "judging.pairs", "judging.tallies", "intervals", "stats.intervals")
+JURY_CODE = code_digest(
+    "judging.items", "judging.juries", "judging.pairs", "judging.tallies", "intervals", "stats.intervals"
+)
 EXPORT_CODE = code_digest("export")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
@@ -232,11 +234,16 @@ def model_spec(wildcards):
 def requests_spec(wildcards):
     run = unit_of(wildcards)
     labels = list(run.label_names()) if run.readout == "likelihood" else []
-    return specs.encode(
-        specs.RequestsSpec(
-            dataset=dataset_of(wildcards), prompt=prompt_of(wildcards), sampling=run.sampling, labels=labels
-        )
-    )
+    examples = prompt_of(wildcards).few_shot_from
+    asked = {"sampling": run.sampling, "labels": labels}
+    shown = {"prompt": prompt_of(wildcards), "examples": CONFIG.datasets[examples.dataset] if examples else None}
+    return specs.encode(specs.RequestsSpec(dataset=dataset_of(wildcards), **shown, **asked))
+
+
+def examples_of(wildcards):
+    """The file that a prompt takes its examples from; none for most."""
+    examples = prompt_of(wildcards).few_shot_from
+    return [CONFIG.datasets[examples.dataset].path] if examples else []
 
 
 def judge_spec(wildcards):

@@ -5,6 +5,7 @@ rule render_requests:
     input:
         dataset=lambda w: dataset_of(w).path,
         prompt=lambda w: prompt_of(w).file,
+        examples=examples_of,
     output:
         f"{RUN}/requests.jsonl",
     log:
@@ -14,7 +15,7 @@ rule render_requests:
     params:
         spec=requests_spec,
         code=RENDER_CODE,
-        content=lambda w: content_of(dataset_of(w).path, prompt_of(w).file),
+        content=lambda w: content_of(dataset_of(w).path, prompt_of(w).file, *examples_of(w)),
     shell:
         program("render_requests.py") + " --spec {params.spec:q} --out {output:q} > {log:q} 2>&1"
 

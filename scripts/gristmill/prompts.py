@@ -62,13 +62,17 @@ class PromptRenderer:
             self._turns.append({"role": "user", "content": turn.user})
             self._turns.append({"role": "assistant", "content": turn.assistant})
 
-    def render(self, variables: Mapping[str, Any]) -> tuple[Message, ...]:
-        """The chat for one row: the system message if any, the few-shot turns as they stand, the user message.
+    def render(self, variables: Mapping[str, Any], examples: Sequence[Message] = ()) -> tuple[Message, ...]:
+        """The chat for one row: the system message if any, few-shot turns as they stand, examples, the user message.
 
         Raises:
             UserError: a name the row does not have, or anything else that fails in the template.
         """
-        return (*self.head(variables), {"role": "user", "content": self._user.render(variables)})
+        return (*self.head(variables), *examples, self.question(variables))
+
+    def question(self, variables: Mapping[str, Any]) -> Message:
+        """The user message of one row."""
+        return {"role": "user", "content": self._user.render(variables)}
 
     def turns(self, variables: Mapping[str, Any], turns: Sequence[str]) -> Iterator[tuple[JsonDict, ...]]:
         """The chat of each turn of a row, with content None where the answers of the turns before it go.

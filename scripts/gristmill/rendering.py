@@ -12,11 +12,12 @@ from typing import Any
 from gristmill.codec import sampling_to_json
 from gristmill.config.schema import DatasetConfig
 from gristmill.config.specs import RequestsSpec
-from gristmill.errors import UserError
+from gristmill.errors import UserError, some
 from gristmill.followups import turn_variant
+from gristmill.grading.text import alternatives
 from gristmill.prompts import PromptRenderer, run_variables
 from gristmill.rows import read_rows
-from gristmill.types import JsonDict, Row
+from gristmill.types import JsonDict, Message, Row
 
 
 def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
@@ -26,11 +27,14 @@ def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
         UserError: the dataset cannot be read, or a row lacks a column that the prompt uses.
     """
     renderer = PromptRenderer(spec.prompt)
+    examples = _examples(spec, renderer)
+    own = spec.examples is not None and spec.examples.path == spec.dataset.path
     sampling = sampling_to_json(spec.sampling.for_requests())
     labels: JsonDict = {"labels": spec.labels} if spec.labels else {}
     for row in dataset_rows(spec.dataset, spec.dataset.max_rows):
         try:
-            chats = list(_chats(renderer, spec.prompt.turns, row))
+            shown = [message for name, turn in examples.items() if not (own and name == row.id) for message in turn]
+            chats = list(_chats(renderer, spec.prompt.turns, row, shown))
         except UserError as error:
             raise UserError(f"row {row.id}: {error}") from error
         others = {name: value for name, value in row.fields.items() if name != "reference"}
@@ -41,12 +45,38 @@ def requests(spec: RequestsSpec) -> Iterator[JsonDict]:
                 yield asked | {"reference": reference, "row": others}
 
 
-def _chats(renderer: PromptRenderer, column: str | None, row: Row) -> Iterator[tuple[str, list[JsonDict], Any]]:
+def _examples(spec: RequestsSpec, renderer: PromptRenderer) -> dict[str, list[Message]]:
+    """The rows of few_shot_from, by id in the order of the config, each as a question and its answer.
+
+    Raises:
+        UserError: a row that is not in the dataset, or that has no reference.
+    """
+    wanted = spec.prompt.few_shot_from
+    if wanted is None or spec.examples is None:
+        return {}
+    found: dict[str, list[Message]] = {}
+    for row in dataset_rows(spec.examples, None):
+        if row.id in wanted.rows:
+            answers = alternatives(row.fields.get("reference"))
+            if not answers:
+                raise UserError(
+                    f"row {row.id} of {wanted.dataset} has no reference to show as its answer; take another"
+                )
+            found[row.id] = [renderer.question(run_variables(row.fields)), {"role": "assistant", "content": answers[0]}]
+        if len(found) == len(wanted.rows):
+            return {name: found[name] for name in wanted.rows}
+    missing = some([name for name in wanted.rows if name not in found])
+    raise UserError(f"few_shot_from names rows that {wanted.dataset} does not have: {missing}; correct the ids")
+
+
+def _chats(
+    renderer: PromptRenderer, column: str | None, row: Row, examples: list[Message]
+) -> Iterator[tuple[str, list[JsonDict], Any]]:
     """Variant, messages and reference of each turn of a row; of the row itself when the prompt has no turns."""
     variables = run_variables(row.fields)
     reference: Any = row.fields.get("reference")
     if column is None:
-        yield "", [dict(message) for message in renderer.render(variables)], reference
+        yield "", [dict(message) for message in renderer.render(variables, examples)], reference
         return
     turns = _turns(column, row)
     for number, messages in enumerate(renderer.turns(variables, turns), start=1):

@@ -36,7 +36,7 @@ def hatecheck() -> list[dict[str, str]]:
     return [rows[int(place * step)] for place in range(ROWS)]
 
 
-def classification(model: Path) -> dict[str, Any]:
+def classification(model: Path, examples: list[str]) -> dict[str, Any]:
     run = {
         "dataset": "hatecheck",
         "model": "smollm2",
@@ -55,10 +55,7 @@ def classification(model: Path) -> dict[str, Any]:
             "zero_shot": {"file": file},
             "few_shot": {
                 "file": file,
-                "few_shot": [
-                    {"user": "Text: What a lovely day.\nOne word:", "assistant": "non-hateful"},
-                    {"user": "Text: All people like that should vanish.\nOne word:", "assistant": "hateful"},
-                ],
+                "few_shot_from": {"dataset": "hatecheck", "rows": examples},
             },
             "policy": {
                 "file": file,
@@ -80,7 +77,8 @@ def test_hatecheck_by_three_strategies_counts_every_row_once_and_compares_them(
     project.write_rows([{k: row[k] for k in ("case_id", "test_case", "label_gold", "functionality")} for row in rows],
                        "cases.jsonl")  # fmt: skip
     project.write_prompt("classify.jinja", "Text: {{ test_case }}\nIs this hateful or non-hateful? One word:")
-    project.write_config(classification(smollm2_folder))
+    examples = [next(row["case_id"] for row in rows if row["label_gold"] == label) for label in LABELS]
+    project.write_config(classification(smollm2_folder, examples))
     project.done()
     gold = {row["case_id"]: row["label_gold"] for row in rows}
     for run in ("zero_shot", "few_shot", "policy"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gristmill.config.schema import Config, JudgeConfig
+from gristmill.config.schema import Config, JudgeConfig, PromptConfig
 from gristmill.config.specs import MAX_SPEC_BYTES
 from gristmill.errors import UserError, some
 from gristmill.prompts import JUDGE_NAMES, JUDGED_TURN_NAMES, MAX_NAMES_SHOWN, TURN_NAMES, check_placeholders
@@ -30,7 +30,7 @@ def check_data(config: Config) -> None:
     """
     columns: dict[str, set[str]] = {}
     problems: list[str] = []
-    for name in dict.fromkeys(run.dataset for run in config.runs.values()):
+    for name in dict.fromkeys([*(run.dataset for run in config.runs.values()), *_example_datasets(config)]):
         try:
             columns[name] = _columns(config, name)
         except UserError as error:
@@ -71,6 +71,7 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
         there = columns[run.dataset]
         prompt = config.prompts[run.prompt]
         yield from check_placeholders(run.prompt, prompt, there, TURN_NAMES if prompt.turns is not None else set())
+        yield from _example_problems(run.prompt, prompt, columns)
         listed = some(sorted(there), MAX_NAMES_SHOWN)
         if prompt.turns is not None and prompt.turns not in there:
             yield f"prompts.{run.prompt}.turns: {prompt.turns!r} is not a column of {run.dataset}; columns: {listed}"
@@ -87,10 +88,31 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
             )
 
 
+def _example_datasets(config: Config) -> list[str]:
+    """The datasets that runs take examples from."""
+    prompts = [config.prompts[run.prompt] for run in config.runs.values()]
+    return [prompt.few_shot_from.dataset for prompt in prompts if prompt.few_shot_from is not None]
+
+
+def _example_problems(name: str, prompt: PromptConfig, columns: dict[str, set[str]]) -> Iterable[str]:
+    examples = prompt.few_shot_from
+    if examples is None or examples.dataset not in columns:
+        return
+    there = columns[examples.dataset]
+    yield from check_placeholders(name, prompt, there, set())
+    if "reference" not in there:
+        yield (
+            f"prompts.{name}.few_shot_from needs a column 'reference' in {examples.dataset}, the answers to show; "
+            f"name one with datasets.{examples.dataset}.fields"
+        )
+
+
 def _judge_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
     for name, judge in config.judges.items():
         if config.prompts[judge.prompt].turns is not None:
             yield f"prompts.{judge.prompt}.turns: a judge's prompt has no turns; give the judge a prompt of its own"
+        if config.prompts[judge.prompt].few_shot_from is not None:
+            yield f"prompts.{judge.prompt}.few_shot_from: a judge's examples have no answers to judge; use few_shot"
         for run in map(config.runs.__getitem__, _judged_runs(judge)):
             if run.dataset not in columns:
                 continue

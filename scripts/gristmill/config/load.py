@@ -173,6 +173,10 @@ def _reference_problems(config: Config) -> Iterable[str]:
         for run_name in dict.fromkeys(run for pair in judge.pairs for run in pair):
             yield from _unknown_name(f"judges.{name}.pairs", run_name, config.runs, "run")
         yield from _pair_problems(config, name)
+    for name, prompt in config.prompts.items():
+        if prompt.few_shot_from is not None:
+            examples = prompt.few_shot_from.dataset
+            yield from _unknown_name(f"prompts.{name}.few_shot_from.dataset", examples, config.datasets, "dataset")
     for name, jury in config.juries.items():
         yield from _jury_problems(config, name, jury)
     yield from _endpoint_problems(config)

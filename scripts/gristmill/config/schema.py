@@ -57,17 +57,53 @@ class Turn(Section):
     assistant: str
 
 
+class FewShotRows(Section):
+    """Rows of a dataset as the examples of a few-shot prompt."""
+
+    dataset: str = Field(description="The dataset of the examples; it may be the run's own.")
+    rows: list[Text] = Field(min_length=1, description="Ids of the rows, in the order in which they are shown.")
+
+    @field_validator("rows", mode="before")
+    @classmethod
+    def _ids_are_text(cls, value: Any) -> Any:
+        """YAML gives ids of digits as numbers."""
+        whole = isinstance(value, list)
+        return (
+            [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in value]
+            if whole
+            else value
+        )
+
+    @field_validator("rows")
+    @classmethod
+    def _each_once(cls, value: list[str]) -> list[str]:
+        if twice := next((row for row, count in Counter(value).items() if count > 1), None):
+            raise ValueError(f"row {twice} is there twice; name each once")
+        return value
+
+
 class PromptConfig(Section):
     """A prompt: a Jinja2 file for the user message, and what stands before it."""
 
     file: str = Field(description="Jinja2 template of the user message; a row's columns are its variables.")
     system: str | None = Field(None, description="System message; may use the same variables.")
     few_shot: list[Turn] = Field([], description="Example turns placed before the question, taken literally.")
+    few_shot_from: FewShotRows | None = Field(
+        None,
+        description="Example turns made of a dataset's rows: the file rendered for each, and its reference. A row is "
+        "never its own example.",
+    )
     turns: str | None = Field(
         None,
         description="Column with a list of user messages; each turn is asked after the answers before it. The template "
         "is rendered once for each turn with `turn` = that text and `turn_number` 1, 2, …",
     )
+
+    @model_validator(mode="after")
+    def _examples_are_of_one_turn(self) -> PromptConfig:
+        if self.turns is not None and self.few_shot_from is not None:
+            raise ValueError("few_shot_from and turns do not go together; write the examples into few_shot")
+        return self
 
 
 class GroupConfig(Section):

@@ -46,6 +46,8 @@ class RequestsSpec(Section):
     sampling: SamplingConfig
     #: The answers whose likelihoods are asked for, in this order; none: text is.
     labels: list[str] = []
+    #: The dataset of the prompt's few_shot_from.
+    examples: DatasetConfig | None = None
 
 
 class ModelSpec(Section):
