@@ -430,3 +430,16 @@ def test_results_of_an_earlier_config_are_not_shown(everything: Project) -> None
     assert (everything.folder / "results/comparisons.json").exists()
     assert not [name for name in ("comparisons", "rankings", "juries", "judges") if section(text, name)]
     assert section(text, "labels")
+
+
+def test_how_often_a_judge_was_asked_again_stands_among_its_measures() -> None:
+    from gristmill.config.schema import ReliabilityBar
+    from gristmill.report.inputs import JudgeMetrics
+    from gristmill.report.judged import measures
+
+    known = {"judge": "j", "kind": "score", "model": "m", "target": "t", "runs": ["t"], "n": 3, "asked": 3}
+    once = JudgeMetrics.model_validate({**known, "reliable": True})
+    again = JudgeMetrics.model_validate({**known, "reliable": True, "asked_again": 2, "unreadable_attempts": 4})
+    assert "asked again" not in [each.name for each in measures(once, ReliabilityBar())]
+    (shown,) = (each for each in measures(again, ReliabilityBar()) if each.name == "asked again")
+    assert (shown.value, shown.bar) == ("2", "4 answers in all could not be read")

@@ -153,6 +153,8 @@ class JudgeMetrics(InputFile):
     classes: dict[str, ClassShare] = {}
     unreadable_reasons: dict[str, int] = {}
     label_mass: float | None = None
+    asked_again: int | None = None
+    unreadable_attempts: int = 0
     correct: int | None = None
     incorrect: int | None = None
     accuracy: float | None = None

@@ -52,6 +52,9 @@ def measures(metrics: JudgeMetrics, bars: ReliabilityBar) -> list[Measure]:
     rows += _human_measures(metrics.human, bars) if metrics.human is not None else []
     if metrics.label_mass is not None:
         rows.append(Measure("mean mass of the labels", percent(metrics.label_mass), "of all words"))
+    if metrics.asked_again is not None:
+        failed = f"{count(metrics.unreadable_attempts)} answers in all could not be read"
+        rows.append(Measure("asked again", count(metrics.asked_again), failed))
     return [*rows, Measure("cut by max_new_tokens", count(metrics.truncated))]
 
 
