@@ -535,19 +535,13 @@ def test_a_seed_fits_what_servers_take(name: str, seed: int, sample: int) -> Non
 
 
 def test_a_schema_for_the_answer_goes_along() -> None:
-    class WithSchema(Sampling):
-        json_schema = '{"type": "object"}'
-
-    asked = body(endpoint("http://h/v1"), replace(request("a"), sampling=WithSchema(8)))
+    asked = body(endpoint("http://h/v1"), request("a", json_schema='{"type": "object"}'))
     named = {"name": "answer", "schema": {"type": "object"}, "strict": True}
     assert asked["response_format"] == {"type": "json_schema", "json_schema": named}
 
 
 def test_labels_to_be_scored_are_refused(server: Server) -> None:
-    class WithLabels(Request):
-        labels = ("A", "B")
-
-    scored = WithLabels("a", 0, "", ({"role": "user", "content": "?"},), Sampling(1))
+    scored = Request("a", 0, "", ({"role": "user", "content": "?"},), Sampling(1), labels=("A", "B"))
     assert "engine: endpoint cannot do" in refusal(server.url, [scored])
     assert server.asked == []
 

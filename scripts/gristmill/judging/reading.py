@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-import orjson
-
 from gristmill import thinking
 from gristmill.config.schema import JudgeConfig
 from gristmill.judging.readout import Several, read_label, spoken
@@ -94,7 +92,7 @@ class Reader:
 
 def json_schema(kind: str, labels: Sequence[str]) -> str:
     """The JSON Schema, as JSON text, that a judge with readout json answers by: first why, then the verdict."""
-    values = [orjson.loads(label) for label in labels] if kind == "score" else list(labels)
+    values = [json.loads(label) for label in labels] if kind == "score" else list(labels)
     schema: JsonDict = {
         "type": "object",
         "properties": {EXPLANATION: {"type": "string"}, VERDICT: {"enum": values}},
@@ -105,10 +103,20 @@ def json_schema(kind: str, labels: Sequence[str]) -> str:
 
 
 def _strict(text: str) -> dict[str, Any] | None:
-    """A JSON object without repeated keys, or None. orjson is strict about JSON, the other parser sees repeats."""
+    """A JSON object without a key that is there twice, or None."""
     try:
-        document = orjson.loads(text)
-        repeated = json.loads(text, object_pairs_hook=lambda pairs: len(pairs) != len(dict(pairs)))
-    except ValueError:
+        document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) and repeated is False else None
+    return document if isinstance(document, dict) else None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")

@@ -70,7 +70,7 @@ def refuse_unasked(endpoint: EndpointConfig, request: Request) -> None:
     """
     if (refusal := endpoint.refusal(request.sampling)) is not None:
         raise UserError(f"{request.rid}: {refusal}")
-    if getattr(request, "labels", ()):
+    if request.labels:
         raise UserError(
             f"{request.rid}: labels are to be scored, which engine: endpoint cannot do; let the judge write its label, "
             "or use a model that runs here"
@@ -93,7 +93,7 @@ def body(endpoint: EndpointConfig, request: Request) -> JsonDict:
         asked["stop"] = list(sampling.stop)
     if sampling.temperature > 0:
         asked["seed"] = row_seed(request) >> (63 - SEED_BITS)
-    if schema := getattr(sampling, "json_schema", ""):
+    if schema := sampling.json_schema:
         named = {"name": "answer", "schema": json.loads(schema), "strict": True}
         asked["response_format"] = {"type": "json_schema", "json_schema": named}
     asked |= endpoint.extra
