@@ -9,6 +9,7 @@ from snakemake.resources import Resource
 
 from gristmill import GENERATION_VERSION, fence, keys
 from gristmill.gpu import gpus, lease
+from gristmill.grading.custom import module_file
 from gristmill.config import specs
 from gristmill.config.check import check_data, rows_up_to
 from gristmill.config.comparisons import compare_spec
@@ -301,7 +302,7 @@ def metrics_spec(wildcards):
 def metric_code_of(wildcards):
     """Fingerprints of the modules in the working directory that a run's own metrics come from, to notice an edit."""
     own = [metric["python"] for metric in unit_of(wildcards).metrics if isinstance(metric, dict) and "python" in metric]
-    return content_of(*[path.partition(":")[0].replace(".", "/") + ".py" for path in own])
+    return content_of(*map(module_file, own))
 
 
 COMPARISONS = compare_spec(CONFIG)

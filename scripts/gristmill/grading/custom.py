@@ -58,6 +58,11 @@ def last_match(pattern: Any, text: str) -> str | None:
 Function = Callable[[str, dict[str, Any]], Any]
 
 
+def module_file(path: str) -> str:
+    """The file, below the working directory, of a function `package.module:function`."""
+    return path.partition(":")[0].replace(".", "/") + ".py"
+
+
 def imported(path: str) -> Function:
     """The function at `package.module:function`; the working directory is searched first.
 
