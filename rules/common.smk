@@ -121,9 +121,7 @@ VERDICT_CODE = code_digest(
 COMPARE_CODE = code_digest("comparing", "stats.intervals", "stats.paired")
 RANK_CODE = code_digest("judging.items", "ranking", "intervals", "stats")
 READING_CODE = code_digest("judging.reading", "judging.readout", "judging.scores", "thinking")
-JURY_CODE = code_digest(
-    "judging.items", "judging.juries", "judging.pairs", "judging.tallies", "intervals", "stats.intervals"
-)
+JURY_CODE = code_digest(*[f"judging.{name}" for name in ("items", "juries", "pairs", "tallies")], "intervals", "stats")
 EXPORT_CODE = code_digest("export")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from gristmill.engines.chat import ChatEncoder
 from gristmill.errors import UserError
 from gristmill.judging.agreement import HumanAgreement
 from gristmill.judging.items import Item
-from gristmill.judging.juries import JuryTally, decide, fleiss
+from gristmill.judging.juries import JuryTally, decide
 from gristmill.judging.pairs import TIE, combined
 from gristmill.judging.reading import Reader
 from gristmill.judging.requests import judge_requests
@@ -483,14 +482,6 @@ def test_a_jury_decides_only_what_its_votes_do(votes: list[Any], combine: str, d
     assert decide(votes, combine) == decided
 
 
-def test_fleiss_kappa_is_the_textbooks_and_null_where_it_is_0_over_0() -> None:
-    # Two judges, ten answers, alike in seven; 11 of 20 votes are a.
-    votes = Counter({("a", "a"): 4, ("a", "b"): 3, ("b", "b"): 3})
-    chance = 0.55**2 + 0.45**2
-    assert fleiss(votes) == pytest.approx((0.7 - chance) / (1 - chance))
-    assert fleiss(Counter({("a", "a"): 5})) is None
-
-
 def test_a_jury_joins_its_judges_line_by_line_and_counts_how_they_agree() -> None:
     names = ["one", "two", "three"]
     spec = JurySpec(name="all", kind="pointwise", judges=names, combine="majority", target=["x"])
@@ -519,3 +510,37 @@ def test_a_jury_tells_the_turns_of_a_row_apart() -> None:
     assert [(line["id"], line["variant"]) for line in joined] == [("r1", "turn_1"), ("r1", "turn_2")]
     with pytest.raises(UserError, match="list different answers from line 1 on"):
         list(JuryTally(spec).joined([turns, turns[::-1]]))
+
+
+def jury_numbers(kind: str, said: list[list[Any]], **more: Any) -> Line:
+    """What a jury's metrics are when each judge says these things; the column is that of the kind."""
+    column = "score" if kind == "score" else "verdict"
+    names = [f"judge {n}" for n in range(len(said))]
+    combine = "mean" if kind == "score" else "majority"
+    spec = JurySpec.model_validate(
+        {"name": "all", "kind": kind, "judges": names, "combine": combine, "target": ["x"], **more}
+    )
+    tally = JuryTally(spec)
+    files = [
+        [{"id": f"r{i}", "sample": 0, "run": "x", column: v, "reason": None} for i, v in enumerate(each)]
+        for each in said
+    ]
+    list(tally.joined(files))
+    return tally.metrics()
+
+
+def test_a_jurys_agreement_beyond_chance_is_the_textbooks_and_null_where_it_is_0_over_0() -> None:
+    numbers = jury_numbers("pointwise", [["correct"] * 7 + ["incorrect"] * 3, ["correct"] * 4 + ["incorrect"] * 6])
+    chance = 0.55**2 + 0.45**2
+    assert numbers["fleiss_kappa"] == pytest.approx((0.7 - chance) / (1 - chance))
+    # Alpha corrects for the small number of ratings: 1 − (n − 1) D_o / (n (1 − chance)), n = 20 ratings.
+    assert numbers["krippendorff_alpha"] == pytest.approx(1 - 19 * 0.3 / (20 * (1 - chance)))
+    constant = jury_numbers("pointwise", [["correct"] * 5, ["correct"] * 5])
+    assert (constant["fleiss_kappa"], constant["krippendorff_alpha"]) == (None, None)
+
+
+def test_scores_have_an_alpha_by_distance_and_no_fleiss_kappa() -> None:
+    near = jury_numbers("score", [[1.0, 5.0, 9.0], [2.0, 5.0, 8.0], [1.0, None, 9.0]], range=(1, 10))
+    far = jury_numbers("score", [[1.0, 5.0, 9.0], [9.0, 5.0, 1.0]], range=(1, 10))
+    assert near["fleiss_kappa"] is None
+    assert far["krippendorff_alpha"] < 0 < 0.9 < near["krippendorff_alpha"] < 1

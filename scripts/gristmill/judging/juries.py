@@ -4,6 +4,7 @@
 - mean: of the scores that were read.
 - Fewer read verdicts than more than half of the judges is `too_few_read`, whatever they say.
 - Fleiss' kappa is over what all judges were read on; null for scores, and where all always say the same.
+- Krippendorff's alpha takes whatever was read, and of scores how far they are apart.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gristmill.judging.items import answer_of
 from gristmill.judging.pairs import TIE
 from gristmill.judging.reliability import Share
 from gristmill.judging.tallies import bounds
+from gristmill.stats.agreement import fleiss_kappa, krippendorff_alpha
 from gristmill.types import JsonDict
 
 #: The column of a verdict line that holds what was decided.
@@ -78,7 +80,7 @@ class JuryTally:
                 {"judges": list(pair), "n": n, "percent": Share(self._same[pair], n).ratio}
                 for pair, n in self._both.items()
             ],
-            "fleiss_kappa": None if spec.kind == "score" else fleiss(self._votes),
+            **self._beyond_chance(),
         }
 
     def _line(self, lines: Sequence[JsonDict]) -> JsonDict:
@@ -103,8 +105,7 @@ class JuryTally:
             read = votes[one] is not None and votes[other] is not None
             self._both[one, other] += read
             self._same[one, other] += read and votes[one] == votes[other]
-        if self._spec.kind != "score" and None not in votes.values():
-            self._votes[tuple(sorted(votes.values()))] += 1
+        self._votes[tuple(sorted(votes.values(), key=repr))] += 1
 
     def _count_rate(self, row: str, decided: Any) -> None:
         if self._spec.kind == "pointwise":
@@ -113,6 +114,17 @@ class JuryTally:
             self._rate.add(row, 0.5 if decided == TIE else float(decided == self._spec.target[0]))
         elif self._spec.kind == "score" and decided is not None:
             self._rate.add(row, (decided - self._low) / self._width)
+
+    def _beyond_chance(self) -> JsonDict:
+        """How far the judges agree beyond chance."""
+        votes = list(self._votes.elements())
+        scores = self._spec.kind == "score"
+        return {
+            "fleiss_kappa": None
+            if scores
+            else fleiss_kappa(_counts([each for each in votes if None not in each])).value,
+            "krippendorff_alpha": krippendorff_alpha(votes, "interval" if scores else "nominal").value,
+        }
 
     def _numbers(self) -> JsonDict:
         value, ends = self._rate.value, bounds(self._rate)
@@ -139,13 +151,7 @@ def decide(votes: Sequence[Any], combine: str) -> tuple[Any, str | None]:
     return most[0][0], None
 
 
-def fleiss(votes: Counter[tuple[Any, ...]]) -> float | None:
-    """Fleiss' kappa of (what each judge said) → how often; None where it is 0/0."""
-    said = sorted({vote for each in votes for vote in each})
-    if len(said) < 2:
-        return None
-    import numpy
-    from statsmodels.stats.inter_rater import fleiss_kappa
-
-    table = numpy.array([[each.count(vote) for vote in said] for each in votes])
-    return float(fleiss_kappa(numpy.repeat(table, list(votes.values()), axis=0)))
+def _counts(votes: Sequence[tuple[Any, ...]]) -> list[list[int]]:
+    """Items × what was said: how many judges said it."""
+    said = list(dict.fromkeys(vote for each in votes for vote in each))
+    return [[each.count(vote) for vote in said] for each in votes]

@@ -42,6 +42,7 @@ class JuryMetrics(InputFile):
     ci95: Bounds = None
     agreement: list[JuryAgreement] = []
     fleiss_kappa: float | None = None
+    krippendorff_alpha: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
