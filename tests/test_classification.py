@@ -37,6 +37,7 @@ def test_the_confusion_matrix_has_a_column_for_what_is_no_label() -> None:
     found = classified(PAIRS)
     assert found["classification"]["confusion"] == [[2, 1, 0, 1], [1, 1, 0, 2], [0, 0, 0, 0]]
     assert found["classification"]["confusion_columns"] == ["a", "b", "c", "invalid"]
+    assert found["classification"]["majority"] == {"label": "a", "accuracy": 0.5}
     assert (found["classification"]["invalid"], found["classification"]["invalid_ratio"]) == (3, 3 / 8)
     assert found["classification"]["accuracy"] == found["accuracy"] == 3 / 8
     assert found["metrics"]["label"]["unread"] == 1

@@ -4,6 +4,7 @@
 - A score of 0/0 (a class that was never predicted, or never true) is 0, as scikit-learn's zero_division=0 makes it, and
   `undefined` names it.
 - Macro means are over all labels of the run.
+- `majority` is what answering every row with the most frequent true label would have scored: the accuracy to beat.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Confusion:
             "labels": self.labels,
             "n": total,
             "accuracy": right / total if total else None,
+            "majority": self._majority() if total else None,
             "macro": {name: _mean([per_class[label][name] for label in per_class]) for name in SCORES},
             "per_class": per_class,
             "undefined": self._undefined() if total else {},
@@ -46,6 +48,14 @@ class Confusion:
             INVALID: invalid,
             "invalid_ratio": invalid / total if total else None,
         }
+
+    def _majority(self) -> JsonDict:
+        """The most frequent true label, of equals the first, and its share."""
+        support = {
+            label: sum(count for (true, _), count in self._counts.items() if true == label) for label in self.labels
+        }
+        label = max(support, key=support.__getitem__)
+        return {"label": label, "accuracy": support[label] / self._counts.total()}
 
     def _per_class(self) -> JsonDict:
         from sklearn.metrics import precision_recall_fscore_support

@@ -98,6 +98,7 @@ def test_davidsons_majority_class_has_the_known_accuracy_and_macro_f1() -> None:
     found = constant(iter(rows), "1", {"0": [], "1": [], "2": []})["classification"]
     assert {label: scores["support"] for label, scores in found["per_class"].items()} == expected["classes"]
     assert found["accuracy"] == pytest.approx(expected["majority_acc"], abs=1e-12)
+    assert found["majority"]["accuracy"] == found["accuracy"]
     assert found["macro"]["f1"] == pytest.approx(expected["majority_macro_f1"], abs=1e-12)
     assert found["undefined"] == {"precision": ["0", "2"]}
 

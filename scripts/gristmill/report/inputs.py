@@ -39,12 +39,20 @@ class Score(InputFile):
     maj_at_k: dict[str, Score] = {}
 
 
+class Majority(InputFile):
+    """What answering the most frequent label always would have scored."""
+
+    label: str
+    accuracy: float
+
+
 class Classification(InputFile):
     """The `classification` section of a labelled run's metrics.json."""
 
     labels: list[str]
     n: int
     accuracy: float | None = None
+    majority: Majority | None = None
     macro: dict[str, float | None] = {}
     per_class: dict[str, dict[str, float]] = {}
     undefined: dict[str, list[str]] = {}

@@ -32,7 +32,9 @@ class Swaps:
 
 def percent(value: float | None) -> str:
     """`62.5 %`."""
-    return NONE if value is None else f"{100 * value:.1f} %"
+    if value is None:
+        return NONE
+    return "< 0.1 %" if 0 < value < 0.0005 else f"{100 * value:.1f} %"
 
 
 def bounds(ends: Bounds) -> str:
