@@ -111,6 +111,7 @@ METRICS_CODE = code_digest(
     "gpu.usage",
 )
 VERDICT_CODE = code_digest(
+    "clusters",
     *[f"judging.{name}" for name in ("agreement", "items", "pairs", "reading", "readout", "reliability", "scales")],
     *[f"judging.{name}" for name in ("scores", "tallies", "verdicts")],
     "thinking",
@@ -121,7 +122,9 @@ VERDICT_CODE = code_digest(
 COMPARE_CODE = code_digest("comparing", "stats.intervals", "stats.paired")
 RANK_CODE = code_digest("judging.items", "ranking", "intervals", "stats")
 READING_CODE = code_digest("judging.reading", "judging.readout", "judging.scores", "thinking")
-JURY_CODE = code_digest(*[f"judging.{name}" for name in ("items", "juries", "pairs", "tallies")], "intervals", "stats")
+JURY_CODE = code_digest(
+    *[f"judging.{name}" for name in ("items", "juries", "pairs", "tallies")], "clusters", "intervals", "stats"
+)
 EXPORT_CODE = code_digest("export")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
@@ -249,13 +252,23 @@ def judge_spec(wildcards):
     return specs.encode(specs.JudgeSpec.of(unit_of(wildcards), target_runs(wildcards), prompt_of(wildcards)))
 
 
+def clustered(runs):
+    """The cluster column of runs that all have the same one."""
+    columns = {CONFIG.runs[run].cluster for run in runs}
+    return {"cluster": columns.pop()} if len(columns) == 1 else {}
+
+
 def verdict_spec(wildcards):
     """The judge with this target alone, so that another run that it is to judge changes nothing here."""
     judge, target = unit_of(wildcards), target_runs(wildcards)
     alone = {"runs": target} if len(target) == 1 else {"pairs": [tuple(target)]}
     models = {run: CONFIG.runs[run].model for run in target}
     alone_judge = judge.model_copy(update=alone)
-    return specs.encode(specs.VerdictSpec(name=wildcards.judge, judge=alone_judge, target=target, run_models=models))
+    return specs.encode(
+        specs.VerdictSpec(
+            name=wildcards.judge, judge=alone_judge, target=target, run_models=models, **clustered(target)
+        )
+    )
 
 
 def jury_of(wildcards):
@@ -266,7 +279,8 @@ def jury_spec(wildcards):
     jury = jury_of(wildcards)
     judge = CONFIG.judges[jury.judges[0]]
     targets = dict(zip(judge.targets(), judge.pairs or [[run] for run in judge.runs]))
-    named = {"kind": judge.kind, "range": judge.range, "target": list(targets[wildcards.target])}
+    target = list(targets[wildcards.target])
+    named = {"kind": judge.kind, "range": judge.range, "target": target, **clustered(target)}
     return specs.encode(specs.JurySpec(name=wildcards.jury, judges=jury.judges, combine=jury.combine, **named))
 
 

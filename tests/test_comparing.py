@@ -1,7 +1,9 @@
 """Facts about the steps that set runs beside each other: comparisons.json and rankings.json."""
 
 import json
-from collections.abc import Sequence
+import math
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +297,30 @@ def test_the_workflow_compares_and_ranks(project: Project) -> None:
     ranking = project.value("rankings.json")["rankings"][0]
     assert (ranking["n"], ranking["pairs"][0]["wins"], ranking["pairs"][0]["ties"]) == (12, {"plain": 6, "loud": 0}, 6)
     assert [line["place"] for line in ranking["ratings"]] == ["rated", "rated"]
+
+
+def test_runs_with_one_cluster_column_are_compared_by_clusters() -> None:
+    rng = random.Random(3)
+    books = [f"b{n // 10}" for n in range(80)]
+    good = {book: rng.random() < 0.5 for book in books}
+
+    def lines(of: Callable[[int], bool]) -> list[dict[str, Any]]:
+        return [
+            {"id": f"r{n}", "sample": 0, "grades": {"exact_match": of(n)}, "invalid": None, "cluster": books[n]}
+            for n in range(80)
+        ]
+
+    grades = {"x": lines(lambda n: good[books[n]]), "y": lines(lambda n: False)}
+
+    def entry(cluster: str | None) -> dict[str, Any]:
+        named = {"dataset": "d", "metric": "exact_match", "runs": ["x", "y"], "cluster": cluster}
+        spec = CompareSpec.model_validate({"comparisons": [named], "seed": 0, "resamples": 200})
+        (found,) = comparisons(spec, grades)["comparisons"]
+        return dict(found)
+
+    rows, clusters = entry(None), entry("book")
+    assert rows["difference"] == clusters["difference"]
+    # Eight books that are right or wrong as a whole: as many observations as books, not as rows.
+    assert clusters["standard_error"] == pytest.approx(rows["standard_error"] * math.sqrt(10 * 79 / 80 * 8 / 7))
+    assert (rows["test"], clusters["test"]) == ("mcnemar_chi2", "paired_t")
+    assert clusters["p"] > rows["p"]

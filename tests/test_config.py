@@ -393,7 +393,7 @@ def test_samples_without_temperature_are_refused(root: Path) -> None:
     ("judge", "change", "said"),
     [
         ("grader", {"runs": []}, "kind pointwise needs runs; list at least one"),
-        ("referee", {"pairs": []}, "kind pairwise needs pairs; list at least one"),
+        ("referee", {"pairs": []}, "kind pairwise needs pairs; list pairs, or runs and a baseline"),
         ("grader", {"pairs": [["one", "two"]]}, "kind pointwise takes runs, not pairs; remove pairs"),
         ("referee", {"runs": ["one"]}, "kind pairwise takes pairs, not runs; remove runs"),
         ("referee", {"pairs": [["one", "one"]]}, "pairs: a run cannot be compared with itself; name two runs"),

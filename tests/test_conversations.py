@@ -446,3 +446,10 @@ def test_the_example_of_two_turns_runs_to_its_report_without_a_model(project: Pr
     (asked,) = [line for line in project.lines("judges/referee/answers/requests.jsonl") if line["id"] == "2"][1:]
     assert lines[3]["messages"][2]["content"] in asked["messages"][0]["content"]
     assert (project.folder / "results/report.html").is_file()
+
+
+def test_every_kind_of_judge_has_the_question_and_the_conversation_of_a_turn() -> None:
+    from gristmill.prompts import JUDGE_NAMES, JUDGED_TURN_NAMES
+
+    assert JUDGED_TURN_NAMES.keys() == JUDGE_NAMES.keys()
+    assert all("question" in names for names in JUDGED_TURN_NAMES.values())

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.clusters import slice_key
 from gristmill.config.specs import MetricsSpec, encode
 from gristmill.errors import UserError
 from gristmill.files import write_jsonl
 from gristmill.grading import contains, exact_match, grade, graders, normalize
 from gristmill.intervals import RowScores
-from gristmill.metrics import MAX_SLICES, RunTally, slice_key
+from gristmill.metrics import MAX_SLICES, RunTally
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 Line = dict[str, Any]
@@ -419,3 +420,14 @@ def test_failed_rows_count_as_wrong_and_are_named_with_their_reasons() -> None:
     assert [line["invalid"] for line in grades] == [None, "timeout"]
     assert (found["accuracy"], found["invalid"]["timeout"]) == (0.5, 1)
     assert found["failed_rows"] == [{"id": "r1", "sample": 0, "reason": "timeout"}]
+
+
+def test_n_is_of_the_headline_also_beside_a_function_that_needs_no_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_metric_n.py").write_text("def long(text, row):\n    return len(text) > 3\n")
+    monkeypatch.chdir(tmp_path)
+    lines = [answer("a", "yes", "yes"), answer("b", "nope", None), answer("c", "no", "yes")]
+    metrics = tallied(lines, metrics=["exact_match", {"python": "own_metric_n:long"}])[1]
+    assert (metrics["n"], metrics["no_reference"], metrics["accuracy"]) == (2, 1, 0.5)
+    assert metrics["metrics"]["python: own_metric_n:long"]["n"] == 3

@@ -544,3 +544,28 @@ def test_scores_have_an_alpha_by_distance_and_no_fleiss_kappa() -> None:
     far = jury_numbers("score", [[1.0, 5.0, 9.0], [9.0, 5.0, 1.0]], range=(1, 10))
     assert near["fleiss_kappa"] is None
     assert far["krippendorff_alpha"] < 0 < 0.9 < near["krippendorff_alpha"] < 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[B]]. The answer says '</think>[[A]]' in words.\n[[B]]",
+        "Verdict: B, whatever '<think>' it quotes",
+        "<think> [[B]]",
+    ],
+)
+def test_tags_that_a_judge_quotes_are_words(text: str) -> None:
+    reading = Reader.of(judge("pairwise")).read(text)
+    assert reading.label == ("B" if not text.startswith("<think>") else None)
+
+
+def test_a_persons_score_may_be_the_text_of_a_table() -> None:
+    human = HumanAgreement(judge("score", range=[0, 1], step=0.5, human="said"), ["x"])
+    human.add(pair("r1", said="1.0"), "1")
+    human.add(pair("r2", said=" 0.50"), "1")
+    assert human.numbers()["percent"] == 0.5
+
+
+def test_people_who_looked_at_one_pair_say_nothing_of_another() -> None:
+    with pytest.raises(ValidationError, match="a column holds what people said of one pair, not of 2"):
+        judge("pairwise", pairs=[["a", "b"], ["a", "c"]], human="said")

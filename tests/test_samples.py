@@ -165,5 +165,21 @@ def test_pass_at_k_is_clustered_too() -> None:
 
 
 def test_a_row_without_the_cluster_is_refused() -> None:
-    with pytest.raises(UserError, match=r"row b has no 'topic', which runs\.direct\.cluster names"):
+    with pytest.raises(UserError, match=r"row b has no 'topic', which the run's cluster names"):
         tallied([answer("a", "x", "x", row={"topic": 1}), answer("b", "x", "x")], cluster="topic")
+
+
+def test_each_turn_of_a_row_is_answered_anew_by_every_sample() -> None:
+    """A sample's turns stand together, so the samples of one turn do not."""
+    right = {("a", 1): [1, 0], ("a", 2): [0, 0], ("b", 1): [1, 1], ("b", 2): [0, 1]}
+    lines = [
+        answer(row, "x" if right[row, turn][sample] else "y", "x", sample) | {"variant": f"turn_{turn}"}
+        for row in "ab"
+        for sample in (0, 1)
+        for turn in (1, 2)
+    ]
+    found = tallied(lines, metrics=["exact_match"], samples=2)[1]["metrics"]["exact_match"]
+    assert (found["n"], found["value"]) == (8, 0.5)
+    assert [found["pass_at_k"][k]["n"] for k in ("1", "2")] == [4, 4]
+    assert [found["pass_at_k"][k]["value"] for k in ("1", "2")] == pytest.approx([0.5, 0.75])
+    assert (found["maj_at_k"]["2"]["n"], found["maj_at_k"]["2"]["value"]) == (4, 0.5)

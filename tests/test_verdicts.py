@@ -589,3 +589,22 @@ def test_verdicts_of_a_judge_that_is_asked_again_keep_the_attempt_and_metrics_co
     assert [line.get("unreadable_attempts") for line in lines] == [None, 1, 3]
     metrics = tally.metrics()
     assert (metrics["asked_again"], metrics["unreadable_attempts"], metrics["unreadable"]) == (2, 4, 1)
+
+
+def test_a_judges_intervals_count_the_clusters_of_the_run_that_it_judges() -> None:
+    spec = VerdictSpec.model_validate(
+        {
+            "name": "j",
+            "judge": {"kind": "pointwise", "model": "m", "prompt": "p", "runs": ["run"]},
+            "target": ["run"],
+            "cluster": "book",
+        }
+    )
+    answers = [answer(f"r{n}", "it is so", row={"book": f"b{n % 4}"}) for n in range(40)]
+    said = [answer(f"r{n}", "A" if n % 4 == 0 else "B") for n in range(40)]
+    tally = PointwiseTally(spec)
+    lines = list(tally.counted(judged(spec, [answers], said)))
+    assert [line["cluster"] for line in lines[:5]] == ["b0", "b1", "b2", "b3", "b0"]
+    low, high = tally.metrics()["ci95"]
+    # Four clusters of shares 1, 0, 0, 0: standard error 0.25, t with 3 degrees of freedom 3.182; cut to 0…1.
+    assert (low, high) == (0, pytest.approx(1))

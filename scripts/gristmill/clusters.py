@@ -11,12 +11,16 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from gristmill import files
+from gristmill.errors import UserError
 from gristmill.intervals import Interval
 
 #: A standard error below this is rounding.
 ROUNDING = 1e-7
+NULL_SLICE = "null"
 
 
 class Scores(Protocol):
@@ -125,3 +129,21 @@ def mean_interval(value: float, spread: float, clusters: int, n: int) -> Interva
         return Interval(min(max(float(low), 0.0), value), max(min(float(high), 1.0), value), "wilson")
     half = float(stdtrit(clusters - 1, 0.975)) * math.sqrt(clusters / (clusters - 1) * spread) / n
     return Interval(max(value - half, 0.0), min(value + half, 1.0), "cluster_t")
+
+
+def cluster_name(row_id: str, values: Mapping[str, Any], column: str) -> str:
+    """The cluster that a row belongs to.
+
+    Raises:
+        UserError: the row has none.
+    """
+    if values.get(column) is None:
+        raise UserError(f"row {row_id} has no {column!r}, which the run's cluster names; give every row one")
+    return slice_key(values[column])
+
+
+def slice_key(value: Any) -> str:
+    """A slice's name for a value; text that could be taken for a missing value, or for quoted text, gets quotes."""
+    if isinstance(value, str) and value != NULL_SLICE and not value.startswith('"'):
+        return value
+    return files.dumps(value).decode("utf-8")

@@ -33,6 +33,8 @@ class RowMeans:
     counts: dict[str, int] = field(default_factory=dict)
     ungraded: int = 0
     invalid: int = 0
+    #: Row → what it is counted under, where the run has a cluster column.
+    clusters: dict[str, str] = field(default_factory=dict)
 
     def add(self, line: JsonDict, metric: str) -> None:
         """Count a line of grades.jsonl."""
@@ -43,6 +45,8 @@ class RowMeans:
             return
         self.sums[row] = self.sums.get(row, 0.0) + float(grade)
         self.counts[row] = self.counts.get(row, 0) + 1
+        if "cluster" in line:
+            self.clusters[row] = line["cluster"]
 
     @property
     def most_samples(self) -> int:
@@ -111,7 +115,7 @@ def _entry(each: Comparison, scores: Mapping[str, Mapping[str, RowMeans]], spec:
     found = compare(
         [one.mean(row) for row in common],
         [other.mean(row) for row in common],
-        common,
+        common if each.cluster is None else [one.clusters[row] for row in common],
         single=single,
         seed=spec.seed,
         resamples=spec.resamples,
@@ -120,6 +124,7 @@ def _entry(each: Comparison, scores: Mapping[str, Mapping[str, RowMeans]], spec:
         "dataset": each.dataset,
         "metric": each.metric,
         "runs": list(each.runs),
+        "cluster": each.cluster,
         "n_common": len(common),
         "n_only_first": len(one.sums) - len(common),
         "n_only_second": len(other.sums) - len(common),

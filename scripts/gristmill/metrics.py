@@ -19,11 +19,9 @@ import difflib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
-from gristmill import files
 from gristmill.classification import Confusion
-from gristmill.clusters import ClusterScores, RowMeans, Scores
+from gristmill.clusters import ClusterScores, RowMeans, Scores, cluster_name, slice_key
 from gristmill.config.specs import MetricsSpec
 from gristmill.errors import UserError, some
 from gristmill.followups import turn_number
@@ -33,7 +31,6 @@ from gristmill.samples import SampleScores
 from gristmill.thinking import UNCLOSED
 from gristmill.types import FAILURE_REASONS, NO_EARLIER_ANSWER, JsonDict
 
-NULL_SLICE = "null"
 MAX_SLICES = 10_000
 #: Why answers count as wrong without being read.
 INVALID_REASONS = ("skipped", "empty", UNCLOSED, *FAILURE_REASONS)
@@ -69,7 +66,7 @@ class RunTally:
             graded, marks = grade(line, self._graders)
             self._count(line, graded)
             self._score(line, graded, marks)
-            yield graded
+            yield graded | ({"cluster": self._cluster_of(line)} if self._spec.cluster is not None else {})
 
     def metrics(self) -> JsonDict:
         """The content of metrics.json for what was counted.
@@ -85,7 +82,7 @@ class RunTally:
         top = scores[headline] if headline else {"value": None, "ci95": None}
         return {
             **self._spec.model_dump(include={"run", "dataset", "model", "prompt"}),
-            "n": self._overall.n,
+            "n": scores[headline]["n"] if headline else self._overall.n,
             "rows": self._counts["rows"],
             "samples": self._sample_count,
             "no_reference": self._counts["no_reference"],
@@ -141,7 +138,7 @@ class RunTally:
             tally.add(cluster, marks, invalid)
         for name, samples in self._samples.items():
             if marks[name].grade is not None:
-                samples.add(f"{line['id']}/{line['variant']}" if line["variant"] else line["id"], cluster, marks[name])
+                samples.add(line["id"], line["variant"], cluster, marks[name])
         if self._labelled:
             true = self._labelled.expected(line["reference"])
             if true is not None:
@@ -152,12 +149,7 @@ class RunTally:
         column = self._spec.cluster
         if column is None:
             return str(line["id"])
-        value = {**line["row"], "reference": line["reference"]}.get(column)
-        if value is None:
-            raise UserError(
-                f"row {line['id']} has no {column!r}, which runs.{self._spec.run}.cluster names; give every row one"
-            )
-        return slice_key(value)
+        return cluster_name(line["id"], {**line["row"], "reference": line["reference"]}, column)
 
     def _slices_of(self, line: JsonDict) -> Iterator[_Tally]:
         values = {**line["row"], "reference": line["reference"]}
@@ -237,13 +229,6 @@ def _new_scores(spec: MetricsSpec, *, fractions: bool) -> Callable[[], Scores]:
     if spec.cluster is not None:
         return ClusterScores
     return RowMeans if fractions else RowScores
-
-
-def slice_key(value: Any) -> str:
-    """A slice's name for a value; text that could be taken for a missing value, or for quoted text, gets quotes."""
-    if isinstance(value, str) and value != NULL_SLICE and not value.startswith('"'):
-        return value
-    return files.dumps(value).decode("utf-8")
 
 
 def _score(scores: Scores) -> JsonDict:

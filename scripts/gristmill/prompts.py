@@ -30,6 +30,8 @@ TURN_NAMES = {"turn", "turn_number"}
 #: What a judge's prompt may use beside the columns where the judged rows have turns.
 JUDGED_TURN_NAMES = {
     "pointwise": {"question", "conversation"},
+    "score": {"question", "conversation"},
+    "classification": {"question", "conversation"},
     "pairwise": {"question", "conversation_a", "conversation_b"},
 }
 #: What a judge's prompt may use beside the columns; `extra` for check_placeholders.

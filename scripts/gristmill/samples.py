@@ -52,14 +52,15 @@ class SampleScores:
         self._majority = new_scores() if metric.votes else None
         self._binary = True
         self._row: tuple[str, str] | None = None
-        self._marks: list[Mark] = []
+        #: Turn (empty for a row without turns) → its samples' marks: a sample's turns stand between those of another.
+        self._marks: dict[str, list[Mark]] = {}
 
-    def add(self, row_id: str, cluster: str, mark: Mark) -> None:
-        """Count one answer; those of one row come one after the other."""
+    def add(self, row_id: str, turn: str, cluster: str, mark: Mark) -> None:
+        """Count one answer; those of one row come one after the other. Each turn is answered anew by every sample."""
         if (row_id, cluster) != self._row:
             self._end_row()
             self._row = (row_id, cluster)
-        self._marks.append(mark)
+        self._marks.setdefault(turn, []).append(mark)
 
     def summary(self, describe: Callable[[Scores], JsonDict]) -> JsonDict:
         """`pass_at_k`, null where grades lie between right and wrong, and `maj_at_k` where answers can be counted."""
@@ -73,15 +74,19 @@ class SampleScores:
     def _end_row(self) -> None:
         if self._row is None:
             return
-        n, cluster = len(self._marks), self._row[1]
-        grades = [mark.grade for mark in self._marks]
+        for marks in self._marks.values():
+            self._end_turn(marks, self._row[1])
+        self._row, self._marks = None, {}
+
+    def _end_turn(self, marks: list[Mark], cluster: str) -> None:
+        n = len(marks)
+        grades = [mark.grade for mark in marks]
         self._binary = self._binary and all(grade in (0, 1) for grade in grades)
         for k, scores in self._passes.items():
             if k <= n and self._binary:
                 scores.add(cluster, pass_at_k(n, sum(map(bool, grades)), k))
         if self._majority is not None:
-            self._majority.add(cluster, float(_majority_is_right(self._marks)))
-        self._row, self._marks = None, []
+            self._majority.add(cluster, float(_majority_is_right(marks)))
 
 
 def _majority_is_right(marks: list[Mark]) -> bool:

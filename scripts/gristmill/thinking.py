@@ -15,6 +15,7 @@ THINK_CLOSE = "</think>"
 #: Why an answer counts as missing when its thinking never ended.
 UNCLOSED = "unclosed_thinking"
 #: An opening tag, and the space behind it, at the end of a prompt.
+_CLOSED = re.compile(re.escape(THINK_CLOSE) + r"[ \t]*(?=\n)")
 _OPENED = re.compile(re.escape(THINK_OPEN) + r"\s*\Z")
 
 
@@ -23,6 +24,20 @@ def spoken(text: str) -> str | None:
     _, closed, after = text.rpartition(THINK_CLOSE)
     said = after if closed else text
     return None if THINK_OPEN in said else said
+
+
+def after_block(text: str) -> str | None:
+    """The words after a reasoning block that a text begins with; None while it is open.
+
+    Tags that stand elsewhere are words: a judge may quote an answer that has some, and must not lose its verdict by
+    that. Only a closing tag at the end of a line also ends a block whose opening tag a server left out.
+    """
+    said = text.lstrip()
+    if said.startswith(THINK_OPEN):
+        _, closed, after = said.partition(THINK_CLOSE)
+        return after if closed else None
+    found = _CLOSED.search(text)
+    return text[found.end() :] if found and THINK_OPEN not in text[: found.start()] else text
 
 
 def opening(prompt: str) -> str:

@@ -21,12 +21,20 @@ def compare_spec(config: Config) -> CompareSpec:
     named = config.comparisons.pairs
     pairs = itertools.combinations(config.runs, 2) if named == "auto" else named
     wanted = [
-        Comparison(dataset=config.runs[pair[0]].dataset, metric=metric, runs=pair)
+        Comparison(
+            dataset=config.runs[pair[0]].dataset, metric=metric, runs=pair, cluster=_shared_cluster(config, pair)
+        )
         for pair in pairs
         if config.runs[pair[0]].dataset == config.runs[pair[1]].dataset
         for metric in shared_metrics(config, pair)
     ]
     return CompareSpec(comparisons=wanted, seed=config.comparisons.seed, resamples=config.comparisons.resamples)
+
+
+def _shared_cluster(config: Config, pair: tuple[str, str]) -> str | None:
+    """The cluster column, where it is the same for both runs."""
+    one, other = (config.runs[name].cluster for name in pair)
+    return one if one == other else None
 
 
 def shared_metrics(config: Config, pair: tuple[str, str]) -> list[str]:

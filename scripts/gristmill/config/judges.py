@@ -110,7 +110,8 @@ class JudgeConfig(Section):
     def _kind_fits(self) -> JudgeConfig:
         wanted, other = ("pairs", "runs") if self.kind == "pairwise" else ("runs", "pairs")
         if not getattr(self, wanted):
-            raise ValueError(f"kind {self.kind} needs {wanted}; list at least one")
+            how = "list pairs, or runs and a baseline" if wanted == "pairs" else "list at least one"
+            raise ValueError(f"kind {self.kind} needs {wanted}; {how}")
         if getattr(self, other):
             raise ValueError(f"kind {self.kind} takes {wanted}, not {other}; remove {other}")
         if self.baseline is not None:
@@ -173,6 +174,11 @@ class JudgeConfig(Section):
             raise ValueError(f"sampling.stop {self.sampling.stop[0]!r} would cut the JSON of readout json; remove it")
         if self.retries and self.readout == "likelihood":
             raise ValueError(f"retries is {self.retries}, and a likelihood is the same each time; remove it")
+        if self.human is not None and len(self.pairs) > 1:
+            raise ValueError(
+                f"human is {self.human!r}, and a column holds what people said of one pair, not of {len(self.pairs)}; "
+                "give each pair a judge of its own"
+            )
         sayable = {*self.meanings(), *self.meanings().values()}
         sayable |= {"first", "second", "tie"} if self.kind == "pairwise" else set()
         for value, meaning in self.human_labels.items():

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gristmill.config.comparisons import comparison_problems
-from gristmill.config.schema import NAME_PATTERN, Config, JuryConfig
+from gristmill.config.schema import NAME_PATTERN, Config, JudgeConfig, JuryConfig
 from gristmill.errors import UserError
 from gristmill.files import LONE_SURROGATE
 
@@ -197,14 +197,22 @@ def _endpoint_problems(config: Config) -> Iterable[str]:
                 yield f"{section}.{name}.readout is likelihood, which a served model does not give; use text"
 
 
+def _of_judge(judge: JudgeConfig, what: str) -> str:
+    return ", ".join(judge.targets()) if what == "targets" else str(getattr(judge, what))
+
+
 def _jury_problems(config: Config, name: str, jury: JuryConfig) -> Iterable[str]:
     for judge in jury.judges:
         yield from _unknown_name(f"juries.{name}.judges", judge, config.judges, "judge")
     members = [config.judges[judge] for judge in jury.judges if judge in config.judges]
     if len(set(jury.judges)) < len(jury.judges):
         yield f"juries.{name}.judges: a judge is there twice; name each once"
-    if len({(member.kind, tuple(member.targets()), member.range) for member in members}) > 1:
-        yield f"juries.{name}.judges differ in kind, targets or range; a jury's judges judge the same"
+    for what in ("kind", "targets", "range"):
+        said = {judge: _of_judge(config.judges[judge], what) for judge in jury.judges if judge in config.judges}
+        if len(set(said.values())) > 1:
+            shown = "; ".join(f"{judge}: {value}" for judge, value in said.items())
+            yield f"juries.{name}.judges differ in {what} ({shown}); a jury's judges judge the same"
+            break
     if jury.combine == "mean" and any(member.kind != "score" for member in members):
         yield f"juries.{name}.combine is mean, and its judges give no scores; use majority"
 

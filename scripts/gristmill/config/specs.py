@@ -105,6 +105,8 @@ class VerdictSpec(Section):
     target: list[str]
     #: The model of each judged run; a judge may prefer its own.
     run_models: dict[str, str] = {}
+    #: The column whose values the judged runs count as clusters.
+    cluster: str | None = None
 
 
 class JurySpec(Section):
@@ -116,6 +118,7 @@ class JurySpec(Section):
     combine: Literal["majority", "mean"]
     target: list[str]
     range: tuple[float, float] | None = None
+    cluster: str | None = None
 
 
 class MetricsSpec(Section):
@@ -139,6 +142,8 @@ class Comparison(Section):
     dataset: str
     metric: str
     runs: tuple[str, str]
+    #: The column that both runs count as clusters; null: the rows.
+    cluster: str | None = None
 
 
 class CompareSpec(Section):

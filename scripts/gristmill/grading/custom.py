@@ -93,7 +93,7 @@ def called(function: Function, path: str, text: str, row: dict[str, Any]) -> boo
     """
     try:
         value = function(text, row)
-    except Exception as error:  # whatever it raises is its author's to mend
+    except (Exception, SystemExit) as error:  # whatever it raises is its author's to mend
         raise UserError(
             f"{path} raised {type(error).__name__}: {' '.join(str(error).split())[:200]}; correct the function"
         ) from error

@@ -7,8 +7,8 @@ Looked for from the most to the least explicit, the last one of its kind each ti
     \boxed{18}
     18               any number that stands by itself
 
-Thousands commas, signs, `$` and `%` are read and left out; 1,000, 1000 and 1000.0 are one number. A fraction, a date
-or a version (3/4, 1.2.3) is no number, and an answer that declares one has none.
+Thousands commas and spaces (1 000), signs, `$` and `%` are read and left out; 1,000, 1000 and 1000.0 are one number. A
+fraction, a date or a version (3/4, 1.2.3) is no number, and an answer that declares one has none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from gristmill.errors import UserError
 from gristmill.grading.text import alternatives, last_of, plain
 
-DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 #: A sign may stand before or after the currency.
 VALUE = rf"([+-]?)(?:\\?[$€£])?[ ]?([+-]?)({DIGITS})(?![0-9])"
 #: What makes a declared number something else: the rest of a fraction, a date or a version.
@@ -57,7 +57,7 @@ def expected_numbers(reference: object) -> tuple[str, ...]:
 
 
 def _shortest(sign: str, digits: str) -> str:
-    whole, _, fraction = digits.replace(",", "").partition(".")
+    whole, _, fraction = digits.replace(",", "").replace(" ", "").partition(".")
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
     text = f"{whole}.{fraction}" if fraction else whole
     return text if text == "0" else sign + text

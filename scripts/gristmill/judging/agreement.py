@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable
+from decimal import Decimal
 from typing import Any, Literal
 
 from gristmill.config.schema import JudgeConfig, number_text
@@ -21,6 +23,7 @@ from gristmill.types import JsonDict
 Policy = Literal["wrong", "tie", "dropped"]
 #: What an unreadable verdict is called where it is a class of its own; no label is empty.
 UNREAD = ""
+NUMBER = re.compile(r"[+-]?[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
 def agreeing(table: Counter[Any]) -> float | None:
@@ -82,7 +85,9 @@ class HumanAgreement:
         if value is None or value == "":
             self._missing += 1
             return
-        text = number_text(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+        text = _written(value)
+        if text not in self._known and self._judge.kind == "score" and NUMBER.fullmatch(text):
+            text = number_text(Decimal(text))  # a table's cells are text: 7.0
         if text not in self._known:
             raise UserError(
                 f"row {item.id}: column {self._judge.human!r} holds {text!r}, which this judge cannot say; "
@@ -112,6 +117,11 @@ class HumanAgreement:
         """The scores that were read, as steps above the lowest; an unreadable one is no distance from anything."""
         read = with_policy(self._table, "dropped")
         return Counter({(scores.index(one), scores.index(other)): count for (one, other), count in read.items()})
+
+
+def _written(value: Any) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number_text(value) if number else str(value).strip()
 
 
 def _spellings(judge: JudgeConfig, target: list[str]) -> dict[str, str]:

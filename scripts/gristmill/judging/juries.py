@@ -18,11 +18,10 @@ from typing import Any
 
 from gristmill.config.specs import JurySpec
 from gristmill.errors import UserError
-from gristmill.intervals import RowScores
 from gristmill.judging.items import answer_of
 from gristmill.judging.pairs import TIE
 from gristmill.judging.reliability import Share
-from gristmill.judging.tallies import bounds
+from gristmill.judging.tallies import bounds, new_scores, unit_of
 from gristmill.stats.agreement import fleiss_kappa, krippendorff_alpha
 from gristmill.types import JsonDict
 
@@ -42,7 +41,7 @@ class JuryTally:
         self._n = 0
         self._decided: Counter[Any] = Counter()
         self._reasons: Counter[str] = Counter()
-        self._rate = RowScores()
+        self._rate = new_scores(spec.cluster)
         self._same: Counter[tuple[str, str]] = Counter()
         self._both: Counter[tuple[str, str]] = Counter()
         self._votes: Counter[tuple[Any, ...]] = Counter()
@@ -88,7 +87,7 @@ class JuryTally:
         decided, reason = decide(list(votes.values()), self._spec.combine)
         if decided is None and all(line["reason"] == "no_answer" for line in lines):
             reason = "no_answer"
-        self._count(lines[0]["id"], votes, decided, reason)
+        self._count(unit_of(lines[0]), votes, decided, reason)
         place = "runs" if self._spec.kind == "pairwise" else "run"
         turn = {"variant": lines[0]["variant"]} if "variant" in lines[0] else {}
         named = {"id": lines[0]["id"], "sample": lines[0]["sample"], **turn, place: lines[0][place]}

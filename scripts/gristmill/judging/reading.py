@@ -50,7 +50,7 @@ class Reader:
             return self._likely(text or "", label_logprobs)
         if text is None:
             return Reading(None, "empty", "")
-        if thinking.spoken(text) is None:
+        if thinking.after_block(text) is None:
             return Reading(None, thinking.UNCLOSED, text)
         if self.readout == "json":
             return self._json(text)

@@ -83,7 +83,7 @@ def read_label(text: str, labels: Sequence[str], several: Several = "last") -> R
 
 def spoken(text: str) -> str:
     """The words after the reasoning block; none of them while it is still open."""
-    return (thinking.spoken(text) or "").strip()
+    return (thinking.after_block(text) or "").strip()
 
 
 @dataclass(frozen=True, slots=True)

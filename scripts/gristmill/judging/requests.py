@@ -14,7 +14,7 @@ from gristmill.config.specs import JudgeSpec
 from gristmill.errors import UserError
 from gristmill.judging.items import Item, is_swapped, items
 from gristmill.judging.reading import json_schema
-from gristmill.prompts import PromptRenderer, judge_variables
+from gristmill.prompts import PromptRenderer, judge_variables, placeholders
 from gristmill.types import JsonDict, RequestId
 
 
@@ -32,7 +32,7 @@ def judge_requests(spec: JudgeSpec, generations: Sequence[Iterable[JsonDict]]) -
         raise UserError(
             f"a judge is asked once per answer, but its sampling.samples is {spec.sampling.samples}; remove it"
         )
-    renderer = PromptRenderer(spec.prompt)
+    renderer, names = PromptRenderer(spec.prompt), placeholders(spec.prompt)
     sampling = sampling_to_json(spec.sampling.for_requests())
     if spec.readout == "json":
         sampling["json_schema"] = json_schema(spec.kind, list(spec.labels))
@@ -43,7 +43,7 @@ def judge_requests(spec: JudgeSpec, generations: Sequence[Iterable[JsonDict]]) -
                 "id": rid.id,
                 "sample": rid.sample,
                 "variant": rid.variant,
-                "messages": _messages(renderer, spec, item, rid),
+                "messages": _messages(renderer, names, spec, item, rid),
                 "sampling": sampling,
                 **likelihood,
                 "reference": item.reference,
@@ -51,7 +51,7 @@ def judge_requests(spec: JudgeSpec, generations: Sequence[Iterable[JsonDict]]) -
             }
 
 
-def _messages(renderer: PromptRenderer, spec: JudgeSpec, item: Item, rid: RequestId) -> list[JsonDict]:
+def _messages(renderer: PromptRenderer, names: set[str], spec: JudgeSpec, item: Item, rid: RequestId) -> list[JsonDict]:
     answers = [answer for answer in item.answers if answer is not None]
     conversations = list(item.conversations)
     if is_swapped(rid.variant):
@@ -59,6 +59,12 @@ def _messages(renderer: PromptRenderer, spec: JudgeSpec, item: Item, rid: Reques
         conversations.reverse()
     fields = {"id": item.id, **item.row, "reference": item.reference}
     rubric = {"rubric": spec.rubric or ""} if spec.kind == "score" else {}
+    asked = {chat[-1]["content"] for chat in conversations}
+    if len(asked) > 1 and "question" in names:
+        raise UserError(
+            f"row {item.id}: the two runs asked it in different words, so there is no one question; use conversation_a "
+            f"and conversation_b in {spec.prompt.file}"
+        )
     try:
         variables = judge_variables(fields, answers, item.reference, list(spec.labels), conversations)
         messages = renderer.render(variables | rubric)

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from gristmill.config.specs import VerdictSpec
-from gristmill.intervals import RowScores
-from gristmill.judging.tallies import Questions, bounds, head, human_numbers, human_of
+from gristmill.judging.tallies import Questions, bounds, head, human_numbers, human_of, new_scores, unit_of
 from gristmill.judging.verdicts import Judged
 from gristmill.types import JsonDict
 
@@ -28,7 +27,7 @@ class ScoreTally:
         self._step = spec.judge.step
         self._steps = 1 << (len(spec.judge.scores()) - 1).bit_length()
         self._questions = Questions(spec.judge)
-        self._scores = RowScores()
+        self._scores = new_scores(spec.cluster)
         self._n = self._no_answer = 0
         self._human = human_of(spec)
 
@@ -37,7 +36,7 @@ class ScoreTally:
         for each in stream:
             self._n += 1
             if each.line["score"] is not None:
-                self._scores.add(each.line["id"], self._share(each.line["score"]))
+                self._scores.add(unit_of(each.line), self._share(each.line["score"]))
             if each.line["reason"] == "no_answer":
                 self._no_answer += 1
             else:
@@ -76,7 +75,7 @@ class ClassTally:
     def __init__(self, spec: VerdictSpec) -> None:
         self._spec = spec
         self._questions = Questions(spec.judge)
-        self._classes = {name: RowScores() for name in dict.fromkeys(spec.judge.meanings().values())}
+        self._classes = {name: new_scores(spec.cluster) for name in dict.fromkeys(spec.judge.meanings().values())}
         self._counts: Counter[str] = Counter({name: 0 for name in self._classes})
         self._n = self._no_answer = 0
         self._human = human_of(spec)
@@ -113,4 +112,4 @@ class ClassTally:
             return
         self._counts[line["verdict"]] += 1
         for name, scores in self._classes.items():
-            scores.add(line["id"], float(name == line["verdict"]))
+            scores.add(unit_of(line), float(name == line["verdict"]))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from gristmill.clusters import ClusterScores, Scores
 from gristmill.config.schema import JudgeConfig
 from gristmill.config.specs import VerdictSpec
 from gristmill.errors import UserError
@@ -121,7 +122,7 @@ class PointwiseTally:
     def __init__(self, spec: VerdictSpec, metric: str | None = None) -> None:
         self._spec = spec
         self._questions = Questions(spec.judge)
-        self._scores = RowScores()
+        self._scores = new_scores(self._spec.cluster)
         self._verdicts: Counter[str | None] = Counter()
         self._no_answer = 0
         self._agreement = Agreement(metric) if metric is not None else None
@@ -159,7 +160,7 @@ class PointwiseTally:
         }
 
     def _count(self, line: JsonDict) -> None:
-        self._scores.add(line["id"], float(line["verdict"] == "correct"))
+        self._scores.add(unit_of(line), float(line["verdict"] == "correct"))
         self._verdicts[line["verdict"]] += 1
         if line["reason"] == "no_answer":
             self._no_answer += 1
@@ -173,14 +174,14 @@ class PairwiseTally:
     def __init__(self, spec: VerdictSpec) -> None:
         self._spec = spec
         self._questions = Questions(spec.judge)
-        self._scores = RowScores()
+        self._scores = new_scores(self._spec.cluster)
         self._n = 0
         self._wins: Counter[str] = Counter({run: 0 for run in spec.target})
         self._others: Counter[str] = Counter()
         self._agreed, self._asked_twice = 0, 0
         self._first, self._choices = 0, 0
         self._longer, self._unequal = 0, 0
-        self._preferences = RowScores()
+        self._preferences = new_scores(self._spec.cluster)
         self._human = human_of(spec)
 
     def counted(self, stream: Iterable[Judged]) -> Iterator[JsonDict]:
@@ -233,7 +234,7 @@ class PairwiseTally:
         else:
             self._others[line["reason"] or TIE] += 1
         if winner is not None:
-            self._scores.add(line["id"], 0.5 if winner == TIE else float(winner == self._spec.target[0]))
+            self._scores.add(unit_of(line), 0.5 if winner == TIE else float(winner == self._spec.target[0]))
 
     def _count_orders(self, orders: list[JsonDict]) -> None:
         choices = [order["choice"] for order in orders]
@@ -253,6 +254,16 @@ class PairwiseTally:
             longer = self._spec.target[lengths.index(max(lengths))]
             self._unequal += 1
             self._longer += each.line["winner"] == longer
+
+
+def new_scores(cluster: str | None) -> Scores:
+    """An empty sum of scores, of rows that stand together or of clusters that do not."""
+    return RowScores() if cluster is None else ClusterScores()
+
+
+def unit_of(line: JsonDict) -> str:
+    """What a verdict's score is counted under: its cluster, or its row."""
+    return str(line.get("cluster", line["id"]))
 
 
 def human_of(spec: VerdictSpec) -> HumanAgreement | None:
@@ -286,7 +297,7 @@ def head(spec: VerdictSpec, n: int, questions: Questions, doubts: Iterable[str |
     }
 
 
-def bounds(scores: RowScores) -> list[float] | None:
+def bounds(scores: Scores) -> list[float] | None:
     """The ends of the interval, if there is one."""
     interval = scores.interval()
     return [interval.low, interval.high] if interval else None

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from gristmill.clusters import cluster_name
 from gristmill.config.specs import VerdictSpec
 from gristmill.errors import UserError, some
 from gristmill.judging.items import Item, is_swapped, items, line_rid
@@ -58,10 +59,17 @@ def judged(
                 wanted = itertools.chain((rid,), _later(rid, item, stream, spec.judge.both_orders))
                 raise _mismatch(wanted, itertools.chain([] if reply is None else [reply], queue))
             found.append(reply)
-        yield Judged(item, _verdict(spec, reader, item, found))
+        yield Judged(item, _verdict(spec, reader, item, found) | _cluster(spec, item))
     left = next(queue, None)
     if left is not None:
         raise _mismatch([], itertools.chain([left], queue))
+
+
+def _cluster(spec: VerdictSpec, item: Item) -> JsonDict:
+    """What the row is counted under, where the judged runs have a cluster column."""
+    if spec.cluster is None:
+        return {}
+    return {"cluster": cluster_name(item.id, {**item.row, "reference": item.reference}, spec.cluster)}
 
 
 def _later(rid: RequestId, item: Item, stream: Iterator[Item], both_orders: bool) -> Iterator[RequestId]:

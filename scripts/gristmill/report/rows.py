@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gristmill.clusters import slice_key
 from gristmill.files import dumps
-from gristmill.metrics import slice_key
 from gristmill.report.inputs import JudgeMetrics, RunMetrics, read_lines
 from gristmill.report.lines import answer, pairwise, pointwise, turn_of
 from gristmill.report.words import Swaps, as_text

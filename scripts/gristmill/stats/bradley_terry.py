@@ -234,4 +234,7 @@ def _intervals(
         return none, why
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(np.array(found), [tail, 1 - tail], axis=0)
+    spread = [place for place in rated if place != anchor]
+    if spread and all(low[place] == high[place] for place in spread):  # every game was a tie, or a row repeats
+        return none, "every resample gives the same ratings, so their spread says nothing about the error"
     return [Bounds(float(a), float(b)) if np.isfinite(a) else None for a, b in zip(low, high, strict=True)], None
