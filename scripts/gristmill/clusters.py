@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from gristmill import files
 from gristmill.errors import UserError
-from gristmill.intervals import Interval
+from gristmill.intervals import Interval, Summed, t_interval, wilson_interval
 
 #: A standard error below this is rounding.
 ROUNDING = 1e-7
@@ -43,12 +43,11 @@ class Scores(Protocol):
         ...
 
 
-class ClusterScores:
+class ClusterScores(Summed):
     """Scores of clusters that may stand anywhere: one entry a cluster."""
 
     def __init__(self) -> None:
-        self.n = 0
-        self.total = 0.0
+        super().__init__()
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, cluster: str, score: float, /) -> None:
@@ -58,11 +57,6 @@ class ClusterScores:
         self.n += 1
         self.total += score
 
-    @property
-    def value(self) -> float | None:
-        """The mean of all scores; None when there is none."""
-        return self.total / self.n if self.n else None
-
     def interval(self) -> Interval | None:
         """The mean's 95 % interval; None when there is no score."""
         if self.value is None:
@@ -71,12 +65,11 @@ class ClusterScores:
         return mean_interval(self.value, spread, len(self._sums), self.n)
 
 
-class RowMeans:
+class RowMeans(Summed):
     """Scores of rows, those of one row added one after the other."""
 
     def __init__(self) -> None:
-        self.n = 0
-        self.total = 0.0
+        super().__init__()
         self._row: str | None = None
         self._sum, self._count = 0.0, 0
         # Over the rows that have ended: how many, the means of sum and count, and their co-moments.
@@ -92,11 +85,6 @@ class RowMeans:
         self._sum, self._count = self._sum + score, self._count + 1
         self.n += 1
         self.total += score
-
-    @property
-    def value(self) -> float | None:
-        """The mean of all scores; None when there is none."""
-        return self.total / self.n if self.n else None
 
     def interval(self) -> Interval | None:
         """The mean's 95 % interval; None when there is no score."""
@@ -121,14 +109,9 @@ class RowMeans:
 
 def mean_interval(value: float, spread: float, clusters: int, n: int) -> Interval:
     """The interval of a mean of n scores, from the clusters' squared deviations in units of scores."""
-    from scipy.special import stdtrit
-    from statsmodels.stats.proportion import proportion_confint
-
     if clusters < 2 or math.sqrt(spread) <= ROUNDING * n:
-        low, high = proportion_confint(value * clusters, clusters, alpha=0.05, method="wilson")
-        return Interval(min(max(float(low), 0.0), value), max(min(float(high), 1.0), value), "wilson")
-    half = float(stdtrit(clusters - 1, 0.975)) * math.sqrt(clusters / (clusters - 1) * spread) / n
-    return Interval(max(value - half, 0.0), min(value + half, 1.0), "cluster_t")
+        return wilson_interval(value, clusters)
+    return t_interval(value, math.sqrt(clusters / (clusters - 1) * spread) / n, clusters)
 
 
 def cluster_name(row_id: str, values: Mapping[str, Any], column: str) -> str:

@@ -29,15 +29,30 @@ class Interval(NamedTuple):
     method: Method
 
 
-class RowScores:
-    """The scores of each row, added up."""
+class Summed:
+    """How many scores there are, and their sum."""
 
-    __slots__ = ("_binary", "_count", "_counts", "_products", "_row", "_rows", "_squares", "_sum", "n", "total")
+    __slots__ = ("n", "total")
 
     def __init__(self) -> None:
-        self._binary = True
-        self._rows = self.n = 0
+        self.n = 0
         self.total = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """The mean of all scores; None when there is none."""
+        return self.total / self.n if self.n else None
+
+
+class RowScores(Summed):
+    """The scores of each row, added up."""
+
+    __slots__ = ("_binary", "_count", "_counts", "_products", "_row", "_rows", "_squares", "_sum")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._binary = True
+        self._rows = 0
         # Of the row whose scores are being added.
         self._row: str | None = None
         self._sum, self._count = 0.0, 0
@@ -59,11 +74,6 @@ class RowScores:
         self.n += 1
         self.total += score
 
-    @property
-    def value(self) -> float | None:
-        """The mean of all scores; None when there is none."""
-        return self.total / self.n if self.n else None
-
     def interval(self) -> Interval | None:
         """The value's 95 % interval; None when there is no score."""
         if self.value is None:
@@ -71,9 +81,9 @@ class RowScores:
         rows = self._rows
         spread = self._spread()
         if rows < 2 or spread == 0 or (self._binary and rows == self.n):
-            return _wilson(self.value, rows)
+            return wilson_interval(self.value, rows)
         # Deviations are in units of scores; dividing by n makes the error that of the mean of all scores.
-        return _t_interval(self.value, math.sqrt(rows / (rows - 1) * spread) / self.n, rows)
+        return t_interval(self.value, math.sqrt(rows / (rows - 1) * spread) / self.n, rows)
 
     def _spread(self) -> float:
         """Sum over the rows of (sum - value × count)²; in fractions, since its terms nearly cancel."""
@@ -82,12 +92,14 @@ class RowScores:
         return float(Fraction(self._squares) - 2 * value * products + value * value * counts)
 
 
-def _wilson(value: float, n: int) -> Interval:
+def wilson_interval(value: float, n: int) -> Interval:
+    """Wilson's interval of a share of n observations."""
     low, high = wilson(value * n, n)
     return _clipped(low, high, value, "wilson")
 
 
-def _t_interval(value: float, error: float, rows: int) -> Interval:
+def t_interval(value: float, error: float, rows: int) -> Interval:
+    """The t interval of a mean with this standard error over so many rows or clusters."""
     half = t_half_width(error, rows)
     return _clipped(value - half, value + half, value, "cluster_t")
 

@@ -65,8 +65,9 @@ class RunTally:
         for line in lines:
             graded, marks = grade(line, self._graders)
             self._count(line, graded)
-            self._score(line, graded, marks)
-            yield graded | ({"cluster": self._cluster_of(line)} if self._spec.cluster is not None else {})
+            cluster = self._cluster_of(line)
+            self._score(line, graded, marks, cluster)
+            yield graded | ({"cluster": cluster} if self._spec.cluster is not None else {})
 
     def metrics(self) -> JsonDict:
         """The content of metrics.json for what was counted.
@@ -127,12 +128,11 @@ class RunTally:
             variant = {"variant": line["variant"]} if line["variant"] else {}
             self._failed.append({"id": line["id"], "sample": line["sample"], **variant, "reason": graded["invalid"]})
 
-    def _score(self, line: JsonDict, graded: JsonDict, marks: dict[str, Mark]) -> None:
+    def _score(self, line: JsonDict, graded: JsonDict, marks: dict[str, Mark], cluster: str) -> None:
         if self._spec.readout == "likelihood" and line["text"] is not None:
             self._label_mass.add(sum(map(math.exp, label_logprobs(line, len(self._spec.labels)))))
         if not alternatives(line["reference"]) and all(mark.grade is None for mark in marks.values()):
             return
-        cluster = self._cluster_of(line)
         invalid = graded["invalid"] is not None
         for tally in (self._overall, *self._slices_of(line)):
             tally.add(cluster, marks, invalid)
