@@ -117,6 +117,7 @@ VERDICT_CODE = code_digest(
     "thinking",
     "intervals",
     "stats.intervals",
+    "stats.agreement",
     "gpu.usage",
 )
 COMPARE_CODE = code_digest("comparing", "stats.intervals", "stats.paired")

@@ -14,12 +14,13 @@ import pytest
 
 from gristmill.config.schema import JudgeConfig
 from gristmill.config.specs import VerdictSpec
-from gristmill.judging.agreement import UNREAD, HumanAgreement, agreeing, cohen_kappa, macro_f1, with_policy
+from gristmill.judging.agreement import UNREAD, HumanAgreement, agreeing, macro_f1, with_policy
 from gristmill.judging.items import FIRST_SECOND, SECOND_FIRST, Item
 from gristmill.judging.pairs import TIE, combined, first_is_better
 from gristmill.judging.reading import Reader
 from gristmill.judging.tallies import PairwiseTally
 from gristmill.judging.verdicts import judged
+from gristmill.stats.agreement import kappa_of
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
@@ -87,8 +88,8 @@ def test_llmbar_kappa_with_people_is_not_the_one_that_is_stored(name: str) -> No
     mapped: Counter[Any] = Counter()
     for (choice, gold), count in first.items():
         mapped[{"1": "1", "2": "0"}[str(choice)], gold] += count
-    assert cohen_kappa(first) == pytest.approx(expected["kappa_vs_label_correct"], abs=1e-12)
-    assert cohen_kappa(mapped) == pytest.approx(expected["stored_kappa_False_BUGGY"], abs=1e-12)
+    assert kappa_of(first) == pytest.approx(expected["kappa_vs_label_correct"], abs=1e-12)
+    assert kappa_of(mapped) == pytest.approx(expected["stored_kappa_False_BUGGY"], abs=1e-12)
 
 
 @pytest.mark.parametrize("name", LLMBAR)
@@ -96,7 +97,7 @@ def test_llmbar_kappa_of_the_two_orders(name: str) -> None:
     """An unreadable verdict is a class of its own there, as with human_unreadable: wrong."""
     orders = with_policy(Counter((first, second or UNREAD) for _, (first, second) in llmbar(name)), "wrong")
     expected = EXPECTED["llmbar"][name]["kappa_order_agreement_correct"]
-    assert cohen_kappa(orders) == pytest.approx(expected, abs=1e-12)
+    assert kappa_of(orders) == pytest.approx(expected, abs=1e-12)
 
 
 # JudgeBench: raw words of a judge with arena-hard's five labels, in both orders.
@@ -219,7 +220,7 @@ def test_pandalm_people_among_themselves() -> None:
     rows = json_of("pandalm/testset-v1.json")
     for one, other in ((1, 2), (1, 3), (2, 3)):
         table: Counter[Any] = Counter((row[f"annotator{one}"], row[f"annotator{other}"]) for row in rows)
-        assert cohen_kappa(table) == pytest.approx(EXPECTED["pandalm"][f"kappa_{one}{other}"], abs=1e-12)
+        assert kappa_of(table) == pytest.approx(EXPECTED["pandalm"][f"kappa_{one}{other}"], abs=1e-12)
 
 
 # AlpacaEval: one token, M or m, and its log-probability; the answers are shown in a random order.

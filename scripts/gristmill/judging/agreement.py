@@ -18,6 +18,7 @@ from gristmill.errors import UserError
 from gristmill.judging.items import Item
 from gristmill.judging.pairs import SIDES, TIE
 from gristmill.judging.reliability import Share
+from gristmill.stats.agreement import kappa_of
 from gristmill.types import JsonDict
 
 Policy = Literal["wrong", "tie", "dropped"]
@@ -29,20 +30,6 @@ NUMBER = re.compile(r"[+-]?[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 def agreeing(table: Counter[Any]) -> float | None:
     """The share of the pairs in which both say the same; None for an empty table."""
     return Share(sum(count for (one, other), count in table.items() if one == other), table.total()).ratio
-
-
-def cohen_kappa(table: Counter[Any], weights: Literal["quadratic"] | None = None) -> float | None:
-    """Cohen's kappa of a table (one, other) → count; None where it is 0/0. Weights take whole numbers."""
-    from sklearn.metrics import cohen_kappa_score
-
-    counted = {pair: count for pair, count in table.items() if count}
-    said = {value for pair in counted for value in pair}
-    if len(said) < 2:
-        return None
-    one, other = zip(*counted, strict=True)
-    labels = None if weights is None else list(range(min(said), max(said) + 1))
-    counts = list(counted.values())
-    return float(cohen_kappa_score(one, other, labels=labels, weights=weights, sample_weight=counts))
 
 
 def macro_f1(table: Counter[Any]) -> float | None:
@@ -105,7 +92,7 @@ class HumanAgreement:
             "column": self._judge.human,
             "n": table.total(),
             "percent": agreeing(table),
-            "kappa": cohen_kappa(self._steps(list(scale)) if scale else table, weights),
+            "kappa": kappa_of(self._steps(list(scale)) if scale else table, weights),
             "kappa_weights": weights,
             "macro_f1": None if scale else macro_f1(table),
             "policy": policy,

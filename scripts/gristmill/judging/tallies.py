@@ -20,11 +20,12 @@ from gristmill.config.specs import VerdictSpec
 from gristmill.errors import UserError
 from gristmill.intervals import RowScores
 from gristmill.judging import reliability
-from gristmill.judging.agreement import HumanAgreement, agreeing, cohen_kappa
+from gristmill.judging.agreement import HumanAgreement, agreeing
 from gristmill.judging.items import answer_of
 from gristmill.judging.pairs import TIE
 from gristmill.judging.reliability import Share
 from gristmill.judging.verdicts import Judged
+from gristmill.stats.agreement import kappa_of
 from gristmill.types import JsonDict
 
 KAPPA_UNDEFINED = "judge and metric say the same of every answer, so kappa is undefined"
@@ -113,7 +114,7 @@ class Agreement:
 
     def kappa(self) -> float | None:
         """Cohen's kappa; None without answers, or where both raters are constant and equal."""
-        return cohen_kappa(self._table)
+        return kappa_of(self._table)
 
 
 class PointwiseTally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,8 +48,6 @@ def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> Agreem
     Raises:
         ValueError: the raters have not labelled equally many items.
     """
-    from sklearn.metrics import cohen_kappa_score
-
     both = _both(first, second)
     if not both:
         return Agreement(None, 0, NOTHING_RATED)
@@ -57,7 +55,21 @@ def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> Agreem
     coded = [[names.setdefault(label, len(names)) for label in pair] for pair in both]
     if len(names) == 1:
         return Agreement(None, len(both), ONE_LABEL)
-    return Agreement(float(cohen_kappa_score(*zip(*coded, strict=True))), len(both))
+    return Agreement(kappa_of(Counter(map(tuple, coded))), len(both))
+
+
+def kappa_of(table: Counter[Any], weights: Literal["quadratic"] | None = None) -> float | None:
+    """Cohen's kappa of a table (one, other) → count; None where it is 0/0. Weights take whole numbers."""
+    from sklearn.metrics import cohen_kappa_score
+
+    counted = {pair: count for pair, count in table.items() if count}
+    said = {value for pair in counted for value in pair}
+    if len(said) < 2:
+        return None
+    one, other = zip(*counted, strict=True)
+    labels = None if weights is None else list(range(min(said), max(said) + 1))
+    counts = list(counted.values())
+    return float(cohen_kappa_score(one, other, labels=labels, weights=weights, sample_weight=counts))
 
 
 def fleiss_kappa(counts: Sequence[Sequence[int]]) -> Agreement:
