@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snakemake.resources import Resource
 
-from gristmill import GENERATION_VERSION, fence, keys
+from gristmill import GENERATION_VERSION, fence, keys, slurm
 from gristmill.gpu import gpus, lease
 from gristmill.grading.custom import module_file
 from gristmill.config import specs
@@ -15,6 +15,7 @@ from gristmill.config.check import check_data, rows_up_to
 from gristmill.config.comparisons import compare_spec
 from gristmill.config.load import load_config
 from gristmill.config.repeated import refuse_repeated_keys
+from gristmill.config.resources import value_at
 from gristmill.config.schema import metric_name
 from gristmill.errors import UserError
 from gristmill.files import write_bytes
@@ -24,6 +25,7 @@ from gristmill.planning.text import plan_text
 from gristmill.planning.plan import make_plan
 from gristmill.shards import requests_to_count, shard_count
 from gristmill.weights import read_description, weights_inputs
+from gristmill.planning.resources import memory_mb
 from gristmill.planning.workers import encode_workers, worker_of
 
 MODEL = "results/models/{model}.json"
@@ -102,6 +104,9 @@ GPUS = CONFIG.gpus.model_dump_json()
 JUDGES = specs.encode_judges(CONFIG.judges)
 PLACEMENTS = ["--placements", specs.encode_placements(CONFIG.models)]
 PLACED = [*PLACEMENTS, "--workers", encode_workers(PLAN.all_workers())]
+SCHEDULED = ["--scheduled"] if PLAN.cluster else []
+# Inside a cluster's job the Snakemake that submitted it decides whether there is another try, with more time and memory.
+RETRIES = 0 if workflow.remote_exec else 1
 
 # Steps that need no model run again when their code changes; the model's step has a version of its own.
 RENDER_CODE = code_digest("prompts", "rendering", "rows", "grading.text")
@@ -184,7 +189,45 @@ def worker_of_shard(wildcards):
 
 
 def gpus_of(wildcards):
-    return worker_of_shard(wildcards).gpus
+    """The tokens of a shard's job; none of a cluster's GPUs where all models run on CPUs."""
+    return 0 if PLAN.cluster and PLAN.cpu_only else worker_of_shard(wildcards).gpus
+
+
+def worker_memory(wildcards, attempt):
+    """Host memory of a shard's job in MB: what models.<name>.resources says, else an estimate; more at each attempt."""
+    name = unit_of(wildcards).model
+    model = CONFIG.models[name]
+    if "mem_mb" in model.resources:
+        return value_at("mem_mb", model.resources["mem_mb"], attempt)
+    return memory_mb(MODEL.format(model=name), model, gpus_of(wildcards)) * attempt
+
+
+def asked_of_cluster(name):
+    """An input function for one resource of models.<name>.resources; of a model without it, what the profile says."""
+    default = workflow.resource_settings._parsed_default_resources.get(name)
+
+    def value(wildcards, input, attempt, threads, rulename):
+        given = CONFIG.models[unit_of(wildcards).model].resources
+        if name in given:
+            return value_at(name, given[name], attempt)
+        if default is None:
+            return None
+        return default.evaluate(wildcards, input=input, attempt=attempt, threads=threads, rulename=rulename).value
+
+    return value
+
+
+ASKED = {name: asked_of_cluster(name) for model in CONFIG.models.values() for name in model.resources}
+# The GPUs of a worker are on one node; SLURM's --gpus alone may take them from several.
+WORKER_RESOURCES = ASKED | {"mem_mb": worker_memory, "nodes": 1} if PLAN.cluster else {}
+
+
+def beside(rule):
+    """Whether a step without a model runs where Snakemake does, also with a cluster: unless a profile groups it.
+
+    Ten thousand such jobs would wait in the queue for longer than they take.
+    """
+    return rule not in workflow.group_settings.overwrite_groups
 
 
 def gpus_in(group):
@@ -432,6 +475,13 @@ if os.path.isdir("results/runs") and not any(Path(".snakemake").glob("metadata*/
     )
 
 
+def jobs_on_cluster():
+    """Name, threads and resources of the jobs that this run is about to submit, as far as they are known."""
+    for job in workflow.dag.needrun_jobs():
+        if not job.is_local:
+            yield f"rule {job.rule.name}", job.threads, dict(job.resources.items())
+
+
 def begin():
     """Take results/ for this run, or end with one line that names who has it; then say the plan, which alone takes none."""
     if not workflow.is_main_process:
@@ -442,6 +492,8 @@ def begin():
         if {job.rule.name for job in workflow.dag.jobs} == {"plan"}:
             del os.environ[fence.RUN]  # it is of no run, and stands beside any
         else:
+            if PLAN.cluster and workflow.executor_plugin.name == "slurm":
+                slurm.require_accepted(jobs_on_cluster())
             fence.claim(os.environ[fence.RUN])
         write_bytes("results/plan.txt", text.encode())
     except UserError as error:

@@ -8,6 +8,7 @@ rule compare:
         "results/comparisons.json",
     log:
         "results/logs/compare.log",
+    localrule: beside("compare")
     conda:
         "../envs/cpu.yaml"
     params:
@@ -26,6 +27,7 @@ rule rank:
         "results/rankings.json",
     log:
         "results/logs/rank.log",
+    localrule: beside("rank")
     conda:
         "../envs/cpu.yaml"
     params:

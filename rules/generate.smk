@@ -8,6 +8,7 @@ rule prepare_model:
         MODEL,
     log:
         "results/models/{model}.log",
+    localrule: beside("prepare_model")
     conda:
         "../envs/cpu.yaml"
     params:
@@ -26,12 +27,13 @@ rule generate:
     log:
         f"{RUN}/logs/generate-{{shard}}-of-{{shards}}.log",
     # A GPU with an error is set aside (gristmill.gpu.health); the second try takes another.
-    retries: 1
+    retries: RETRIES
     conda:
         "../envs/gpu.yaml"
     threads: threads_of
     resources:
         **GROUP_TOKENS,
+        **WORKER_RESOURCES,
         gpu=gpus_of,
     params:
         spec=model_spec,
@@ -40,7 +42,7 @@ rule generate:
         journal=f"{RUN}/journal",
         may_fail=may_fail,
     shell:
-        program("generate.py", *PLACED, "--gpus", GPUS, "--judges", JUDGES, "--left-behind", *LEFT_BEHIND)
+        program("generate.py", *PLACED, *SCHEDULED, "--gpus", GPUS, "--judges", JUDGES, "--left-behind", *LEFT_BEHIND)
         + " --spec {params.spec:q} --weights {input.weights:q} "
         "--shard {input.shards:q}/{wildcards.shard}-of-{wildcards.shards}.jsonl --journal {params.journal:q} "
         "--unit {params.unit:q} --gpu-samples results/{params.unit:q}/gpu --threads {threads} "

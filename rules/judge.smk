@@ -10,6 +10,7 @@ rule judge_requests:
         f"{JUDGE}/requests.jsonl",
     log:
         f"{JUDGE}/logs/judge_requests.log",
+    localrule: beside("judge_requests")
     conda:
         "../envs/cpu.yaml"
     params:
@@ -78,6 +79,7 @@ rule verdicts:
         metrics=f"{JUDGE}/metrics.json",
     log:
         f"{JUDGE}/logs/verdicts.log",
+    localrule: beside("verdicts")
     conda:
         "../envs/cpu.yaml"
     params:
@@ -99,6 +101,7 @@ rule jury:
         metrics=f"{JURY}/metrics.json",
     log:
         f"{JURY}/logs/jury.log",
+    localrule: beside("jury")
     conda:
         "../envs/cpu.yaml"
     params:

@@ -13,6 +13,7 @@ rule merge:
         manifest=f"{RUN}/manifest.json",
     log:
         f"{RUN}/logs/merge.log",
+    localrule: beside("merge")
     conda:
         "../envs/cpu.yaml"
     params:
@@ -37,6 +38,7 @@ rule export:
         f"{RUN}/generations.{{format}}",
     log:
         f"{RUN}/logs/export-{{format}}.log",
+    localrule: beside("export")
     conda:
         "../envs/cpu.yaml"
     params:

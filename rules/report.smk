@@ -9,6 +9,7 @@ rule metrics:
         metrics=f"{RUN}/metrics.json",
     log:
         f"{RUN}/logs/metrics.log",
+    localrule: beside("metrics")
     conda:
         "../envs/cpu.yaml"
     params:
@@ -29,6 +30,7 @@ rule report:
         "results/report.html",
     log:
         "results/logs/report.log",
+    localrule: beside("report")
     conda:
         "../envs/cpu.yaml"
     params:

@@ -10,6 +10,7 @@ rule render_requests:
         f"{RUN}/requests.jsonl",
     log:
         f"{RUN}/logs/render_requests.log",
+    localrule: beside("render_requests")
     conda:
         "../envs/cpu.yaml"
     params:
@@ -29,6 +30,7 @@ rule split:
         temp(directory(f"{RUN}/shards/{{shards}}")),
     log:
         f"{RUN}/logs/split-{{shards}}.log",
+    localrule: beside("split")
     conda:
         "../envs/cpu.yaml"
     params:

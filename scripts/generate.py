@@ -48,6 +48,7 @@ def main() -> None:
     )
     parser.add_argument("--max-failed-ratio", type=float, default=0.0, help="share of the unit's rows that may fail")
     parser.add_argument("--judges", default="{}", help="JSON of the config's judges: when each is asked again")
+    parser.add_argument("--scheduled", action="store_true", help="a cluster's scheduler gave this job its GPUs")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     spec = decode(ModelSpec, args.spec).placed(args.placements)
@@ -57,7 +58,8 @@ def main() -> None:
     samples = args.gpu_samples / f"{name}.jsonl"
     left_behind = tuple(args.left_behind)
     places = (args.unit, name, args.shard, args.journal, args.out, samples)
-    shard = Shard(*places, worker, left_behind, args.max_failed_ratio, _asking(args.unit, args.judges))
+    asking = _asking(args.unit, args.judges)
+    shard = Shard(*places, worker, left_behind, args.max_failed_ratio, asking, args.scheduled)
     weights = read_description(args.weights, spec.name, spec.model)
     try:
         run_shard(shard, spec.model, weights, decode(GpusConfig, args.gpus), args.threads)

@@ -26,7 +26,7 @@ from gristmill.engines.overflow import overflows, refuse_overflow
 from gristmill.errors import UserError, some
 from gristmill.files import checked, read_jsonl, write_jsonl
 from gristmill.followups import Followups
-from gristmill.gpu import gpus, lease
+from gristmill.gpu import allocation, gpus, lease
 from gristmill.gpu.watch import Place, Watch
 from gristmill.judging.asking import Asking, UnreadableStreak
 from gristmill.keys import WEIGHTLESS, RequestKeys, model_identity
@@ -58,6 +58,8 @@ class Shard:
     max_failed_ratio: float = 0.0
     #: A judge's: how its answers are read, to ask again or to stop; None for a run.
     asking: Asking | None = None
+    #: A cluster's scheduler started this job, with GPUs for it.
+    scheduled: bool = False
 
     def may_fail(self, requests: int) -> int:
         """How many of this shard's requests may fail before the whole unit has too many: about all that it may have.
@@ -219,11 +221,19 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
 
 @contextlib.contextmanager
 def _devices(job: _Job) -> Iterator[list[Gpu]]:
-    """A lease on the model's group, also for the echo engine, which stands in for a real one; nothing without a GPU."""
+    """The model's group, also for the echo engine, which stands in for a real one; nothing without a GPU.
+
+    What a scheduler gave this job alone is taken as it is; else the group is leased.
+    """
     if not job.there:
         yield []
         return
     shard, config = job.shard, job.config
+    if shard.scheduled and (giver := allocation.owner()):
+        devices = allocation.take(job.there, shard.worker.gpus, giver, _filled(config), log)
+        log(f"{giver} gave {_device_names(devices)}")
+        yield devices
+        return
     rule = "judge_generate" if shard.unit.startswith("judges/") else "generate"
     want = (job.there, shard.worker.gpus, f"{rule} {shard.unit} {shard.name}", config.wait_minutes * 60)
     with lease.leased(*want, log, gpus.links(job.there), _filled(config)) as devices:
@@ -237,12 +247,14 @@ def _usable(shard: Shard, model: ModelConfig, config: GpusConfig) -> list[Gpu]:
         return []
     wanted = _wanted(shard, config)
     there = gpus.usable(gpus.inventory(), os.environ, wanted)
-    if not there and model.engine != "echo" and wanted != "auto":
+    if not there and model.engine != "echo" and not isinstance(wanted, str):
         raise UserError(f"gpus.devices is {wanted}, but no such GPU may be used on this host; set it to auto")
+    if shard.scheduled and model.engine != "echo" and wanted != "none":
+        allocation.require_some(there)
     return there
 
 
-def _wanted(shard: Shard, config: GpusConfig) -> Literal["auto"] | list[int | str]:
+def _wanted(shard: Shard, config: GpusConfig) -> Literal["auto", "none"] | list[int | str]:
     group = shard.worker.group
     return config.devices if group is None else config.groups[group].devices
 

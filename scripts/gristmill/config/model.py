@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from gristmill.config.endpoint import EndpointConfig
+from gristmill.config.resources import Resources
 from gristmill.config.section import Section
 
 #: A size of memory, for example 70GiB or 512 MB.
 Memory = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)? ?[KMGT]i?B$")]
 
 #: What engine: endpoint reads of a model's section.
-_OF_ENDPOINTS = {"engine", "endpoint", "on_overflow", "shards_per_worker"}
+_OF_ENDPOINTS = {"engine", "endpoint", "on_overflow", "shards_per_worker", "resources"}
 _IN_ENDPOINT = {"source": "model", "timeout_seconds": "timeout_seconds", "max_batch_rows": "max_concurrent"}
 
 
@@ -66,6 +67,11 @@ class ModelConfig(Section):
         None, gt=0, description="A row whose answer takes longer fails, from when it joins a batch. null: no limit."
     )
     max_batch_rows: int | None = Field(None, ge=1, description="Most rows in a batch; null: from the memory left.")
+    resources: Resources = Field(
+        {},
+        description="What the model's jobs ask of a cluster, by Snakemake's names: {runtime: 240, mem_mb: 64000, "
+        "slurm_partition: long, constraint: a100_80g}. A list has a value for each attempt.",
+    )
     chat_template: str | None = Field(None, description="A Jinja2 file used instead of the tokenizer's template.")
 
     @field_validator("max_memory", mode="before")

@@ -119,7 +119,9 @@ class GroupConfig(Section):
 class GpusConfig(Section):
     """Which devices may be used, and how long to wait for them."""
 
-    devices: Literal["auto"] | list[int | str] = Field("auto", description="auto, or indices or UUIDs.")
+    devices: Literal["auto", "none"] | list[int | str] = Field(
+        "auto", description="auto; none: all models run on CPUs; or indices or UUIDs."
+    )
     groups: list[GroupConfig] = Field([], description="Unlike GPUs: what is alike stands together. Replaces devices.")
     wait_minutes: float = Field(60.0, ge=0, description="How long a job waits for a group that others hold.")
     busy_memory_mib: int = Field(
@@ -148,7 +150,7 @@ class GpusConfig(Section):
             raise ValueError(f"groups name device {twice} twice; a GPU belongs to one group")
         return self
 
-    def wanted(self) -> Literal["auto"] | list[int | str]:
+    def wanted(self) -> Literal["auto", "none"] | list[int | str]:
         """All devices that the config names."""
         return [device for group in self.groups for device in group.devices] if self.groups else self.devices
 

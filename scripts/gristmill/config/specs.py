@@ -31,7 +31,7 @@ from gristmill.errors import UserError
 PLACEMENT = frozenset(
     {
         *("gpus_per_model", "shards_per_worker", "parallel", "device_map", "max_memory", "attention"),
-        *("max_batch_rows", "allow_offload"),
+        *("max_batch_rows", "allow_offload", "resources"),
     }
 )
 #: One command-line argument may hold 128 KiB on Linux (MAX_ARG_STRLEN); stay clear of it.

@@ -63,11 +63,13 @@ def read_inventory(path: Path) -> list[Gpu]:
 
 
 def usable(gpus: Sequence[Gpu], environ: Mapping[str, str], devices: str | Sequence[int | str] = "auto") -> list[Gpu]:
-    """The GPUs that the mask and the config's `gpus.devices` both allow.
+    """The GPUs that the mask and the config's `gpus.devices` both allow; of `none`, none.
 
     Raises:
         UserError: a device in the config or the mask does not exist.
     """
+    if devices == "none":
+        return []
     names = _masked(environ)
     masked = list(gpus)
     if names is not None and gpus:

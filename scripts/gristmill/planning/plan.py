@@ -23,7 +23,7 @@ from gristmill.types import Gpu
 
 #: More CPU threads than this do not help a GPU worker; on a machine without GPUs all cores are shared out.
 GPU_WORKER_THREADS = 8
-#: Threads of a worker when the cores are not known (a cluster).
+#: Threads for each GPU of a worker when the cores are not known (a cluster).
 CLUSTER_THREADS = 4
 #: Split and merge hold a file of every shard open, and a process may have 1,024 (ulimit -n) on most machines.
 MAX_SHARDS = 1000
@@ -61,6 +61,8 @@ class Plan:
     cluster: bool = False
     #: What gpus.groups says; empty: all GPUs are one group.
     groups: tuple[Group, ...] = ()
+    #: gpus.devices is none: tokens are CPU slots also where there are GPUs.
+    cpu_only: bool = False
     #: GPUs that may be used but that others fill or that are set aside, UUID → why; the plan does without them.
     busy: Mapping[str, str] = field(default_factory=dict)
 
@@ -93,7 +95,7 @@ class Plan:
         if not self.gpus_per_model[model]:
             return 1
         if self.cores is None:
-            return CLUSTER_THREADS
+            return CLUSTER_THREADS * self.gpus_per_model[model]
         share = max(1, self.cores // max(1, self.workers(model)))
         return min(share, GPU_WORKER_THREADS) if self.gpus else share
 
@@ -120,20 +122,22 @@ def make_plan(
         UserError: a model needs more GPUs than there are tokens or makes too many shards, or gpus.devices names none
             that may be used.
     """
-    if not usable and config.gpus.wanted() != "auto" and not cluster:
+    if not usable and not isinstance(config.gpus.wanted(), str) and not cluster:
         key, step = ("groups names", "remove gpus.groups") if config.gpus.groups else ("devices is", "set it to auto")
         raise UserError(f"gpus.{key} {config.gpus.wanted()}, but no GPU may be used here; {step}")
-    if cluster and config.gpus.groups:
+    if cluster and not isinstance(config.gpus.wanted(), str):
+        key = "groups" if config.gpus.groups else "devices"
         raise UserError(
-            "gpus.groups names GPUs of this machine, but the jobs run on a cluster, which gives them GPUs of its own; "
-            "remove gpus.groups"
+            f"gpus.{key} names GPUs of this machine, but the jobs run on a cluster, which gives them GPUs of its own; "
+            f"remove gpus.{key}"
         )
     free = [gpu for gpu in usable if gpu.uuid not in (busy or {})] or list(usable)
     groups = _groups(config.gpus, free)
     tokens = _tokens(config, free, limit, cluster)
     sizes = {name: _gpus_of(model) for name, model in config.models.items() if _is_used(config, name)}
     here = () if cluster else tuple(free)
-    plan = Plan(tokens, here, sizes, None if cluster else cores, limit, cluster, groups, busy or {})
+    cores = None if cluster else cores
+    plan = Plan(tokens, here, sizes, cores, limit, cluster, groups, config.gpus.devices == "none", busy or {})
     for name in sizes:
         if not plan.workers_of(name):
             raise UserError(_too_large(plan, name, _source(config, free, limit, cluster)))

@@ -46,6 +46,8 @@ def _tokens_line(plan: Plan) -> str:
         lowered = plan.limit is not None and plan.limit > plan.tokens
         there = f" (--resources gpu={plan.limit} asks for more than may be used here)" if lowered else ""
         return f"{tokens} for {count(len(plan.gpus), 'GPU')}{there}:"
+    if plan.cpu_only:
+        return f"{tokens}, no GPU (gpus.devices is none): a token is a CPU slot"
     if plan.cluster:
         return f"{tokens} for jobs on a cluster, each a GPU"
     return f"{tokens}, no GPU on this machine: a token is a CPU slot"
@@ -64,7 +66,7 @@ def _model_line(plan: Plan, name: str, links: nvml.Links) -> str:
     if plan.groups:
         return "\n".join([f"model {name}: {_worker_words(plan, name)}", *_group_lines(plan, name, links)])
     size, workers = plan.gpus_per_model[name], plan.workers(name)
-    unit = "GPU" if plan.gpus or plan.cluster else "slot"
+    unit = "GPU" if plan.gpus or (plan.cluster and not plan.cpu_only) else "slot"
     line = f"model {name}: {count(size, unit)} each, {_worker_words(plan, name)}"
     if plan.gpus:
         line += f": {_sets(plan.gpus, size, workers, links)} (as long as no other job holds them)"

@@ -1,0 +1,115 @@
+"""SLURM's own word, before the first job, on what the jobs will ask of it.
+
+`sbatch --test-only` says at once what would otherwise come back hours later, once for each job, within a page of text:
+a partition or an account that does not exist, more GPUs than any node has. A time limit over the partition's is
+accepted by many clusters and then waits for ever; so it is compared here.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gristmill.errors import UserError
+
+Run = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
+#: Resource → sbatch's option, as snakemake-executor-plugin-slurm gives them.
+_OPTIONS = {
+    "slurm_partition": "--partition",
+    "slurm_account": "--account",
+    "qos": "--qos",
+    "constraint": "--constraint",
+    "runtime": "--time",
+    "mem_mb": "--mem",
+    "nodes": "--nodes",
+}
+_TIMEOUT_S = 60
+_MINUTES_A_DAY = 1440
+
+
+def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run one of SLURM's commands."""
+    return subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+
+
+def options(threads: int, resources: Mapping[str, Any]) -> list[str]:
+    """The options of sbatch for a job; what is not known yet is left out."""
+    found = [f"{option}={resources[name]}" for name, option in _OPTIONS.items() if _is_known(resources.get(name))]
+    if model := resources.get("gpu_model"):
+        found.append(f"--gpus={model}:{resources.get('gpu') or 1}")
+    elif resources.get("gpu"):
+        found.append(f"--gpus={resources['gpu']}")
+    found.append(f"--cpus-per-task={resources.get('cpus_per_task') or threads}")
+    return found + shlex.split(str(resources.get("slurm_extra") or ""))
+
+
+def require_accepted(jobs: Iterable[tuple[str, int, Mapping[str, Any]]], run: Run = run) -> None:
+    """Refuse a run of which SLURM would refuse a job.
+
+    Args:
+        jobs: for each a name for messages, threads, and resources; equal ones are asked about once.
+        run: runs one of SLURM's commands.
+
+    Raises:
+        UserError: one line for each kind of job that is refused, or SLURM does not answer.
+    """
+    asked: dict[tuple[str, ...], tuple[str, Mapping[str, Any]]] = {}
+    for name, threads, resources in jobs:
+        asked.setdefault(tuple(options(threads, resources)), (name, resources))
+    problems: list[str] = []
+    for argv, (name, resources) in asked.items():
+        said = _refusal(list(argv), run) or _too_long(resources, run)
+        if said:
+            problems.append(
+                f"SLURM refuses {name} ({' '.join(argv)}): {said}; see `sinfo`, then the profile or models.*.resources"
+            )
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+
+
+def _refusal(argv: list[str], run: Run) -> str | None:
+    """Why sbatch would not take a job; None when it would."""
+    try:
+        tried = run(["sbatch", "--test-only", *argv, "--wrap=true"])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"sbatch does not answer ({error}); see `scontrol ping`") from error
+    if tried.returncode == 0:
+        return None
+    words = [line.partition(": ")[2] or line for line in tried.stderr.splitlines() if line.strip()]
+    said = words[-1].strip() if words else f"sbatch ended with {tried.returncode}"
+    if "ontact" in said:  # Unable to contact slurm controller
+        raise UserError(f"SLURM does not answer: {said}; see `scontrol ping`, then run again")
+    return said
+
+
+def _too_long(resources: Mapping[str, Any], run: Run) -> str | None:
+    """A time limit over the partition's, which SLURM may take and never start."""
+    partition, minutes = resources.get("slurm_partition"), resources.get("runtime")
+    if not partition or not isinstance(minutes, int):
+        return None
+    limits = [
+        limit
+        for line in run(["sinfo", "-h", "-o", "%l", "-p", str(partition)]).stdout.split()
+        if (limit := limit_minutes(line)) is not None
+    ]
+    if limits and minutes > max(limits):
+        return f"runtime is {minutes} minutes, over the {max(limits)} of partition {partition}"
+    return None
+
+
+def limit_minutes(text: str) -> int | None:
+    """Minutes of sinfo's %l: `30:00`, `4:00:00`, `1-00:00:00`; None for `infinite` and what is no time."""
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdecimal() for part in [*parts, days or "0"]) or not parts[0]:
+        return None
+    hours, minutes, seconds = ([0] * (3 - len(parts)) + [int(part) for part in parts])[-3:]
+    if dash and len(parts) < 3:
+        return None
+    return int(days or 0) * _MINUTES_A_DAY + hours * 60 + minutes + (seconds > 0)
+
+
+def _is_known(value: Any) -> bool:
+    return value not in (None, "") and str(value) != "<TBD>"

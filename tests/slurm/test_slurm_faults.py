@@ -1,0 +1,166 @@
+"""Facts about what goes wrong on a cluster: what is lost (rows in flight at most), what is asked again, what is said.
+
+The echo engine has one row in flight in each worker. A row that was answered stands in the journal; one that stands
+there once was not asked again after its answer.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from slurm_project import ClusterProject, cluster_config, new_project, on_cluster, slurm, until
+
+pytestmark = pytest.mark.slow
+two_nodes = on_cluster(nodes=2)
+project = pytest.fixture(new_project)
+ROWS = [f"r{n}" for n in range(24)]
+
+
+def require_each_row_once(project: ClusterProject) -> None:
+    assert [line["id"] for line in project.answers()] == ROWS
+    assert sorted(project.answered()) == sorted(ROWS)
+
+
+def started(project: ClusterProject, seconds_a_row: float = 1.0) -> "subprocess.Popen[str]":
+    """A run of which both workers have answered something."""
+    process = project.start(GRISTMILL_ECHO_SECONDS=str(seconds_a_row))
+    until(lambda: len(project.answered()) >= 3 and project.logs().count("engine echo") == 2, project)
+    return process
+
+
+def test_a_cancelled_job_is_tried_again_and_keeps_its_rows(two_nodes: Cluster, project: ClusterProject) -> None:
+    process = started(project)
+    job = min(two_nodes.jobs("RUNNING"))
+    subprocess.run(["scancel", job], check=True)
+    said = project.finished(process)
+    assert f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'" in said
+    assert "Trying to restart job" in said
+    require_each_row_once(project)
+
+
+def test_a_node_that_dies_costs_the_rows_in_flight(two_nodes: Cluster, project: ClusterProject) -> None:
+    project.write_config(cluster_config(gpus_per_model=4, total=8))
+    process = started(project)
+    two_nodes.kill_node(2)
+    try:
+        project.finished(process)
+        require_each_row_once(project)
+    finally:
+        two_nodes.start_node(2)
+        two_nodes.until_idle()
+
+
+def test_a_job_over_its_time_limit_stops_in_time_and_the_next_goes_on(
+    two_nodes: Cluster, project: ClusterProject
+) -> None:
+    project.write_config(cluster_config(total=2, runtime=1, slurm_extra="--signal=TERM@20"))
+    process = project.start(GRISTMILL_ECHO_SECONDS="4")
+    said = project.finished(process, seconds=420)
+    assert "Trying to restart job" in said
+    assert "runtime=1" in said
+    assert "runtime=2" in said
+    assert re.search(r"stopped by SIGTERM; finished rows are in", said)
+    require_each_row_once(project)
+
+
+def test_a_job_that_runs_out_of_memory_gets_more_at_the_next_attempt(
+    two_nodes: Cluster, project: ClusterProject
+) -> None:
+    project.write_config(cluster_config(total=2, mem_mb=[40, 3000]))
+    said = project.finished(project.start(GRISTMILL_ECHO_SECONDS="1"))
+    assert re.search(r"SLURM status is: '(OUT_OF_MEMORY|FAILED|CANCELLED)'", said)
+    assert "mem_mb=3000" in said
+    require_each_row_once(project)
+
+
+def test_a_preempted_job_goes_back_into_the_queue_and_goes_on(two_nodes: Cluster, project: ClusterProject) -> None:
+    process = started(project)
+    urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4", "--wrap=sleep 5"]
+    subprocess.run([*urgent, "--output=/dev/null"], check=True, capture_output=True)
+    until(lambda: "PENDING" in two_nodes.jobs().values(), project)
+    said = project.finished(process)
+    assert "Trying to restart job" not in said
+    require_each_row_once(project)
+
+
+def test_a_full_queue_is_waited_for(two_nodes: Cluster, project: ClusterProject) -> None:
+    other = slurm(
+        "sbatch --parsable --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --output=/dev/null --wrap='sleep 60'"
+    )
+    process = project.start()
+    until(lambda: list(two_nodes.jobs().values()).count("PENDING") == 2, project)
+    assert "rule_generate" in slurm("squeue -h -t PENDING -o '%k %r'")
+    subprocess.run(["scancel", other.strip()], check=True)
+    project.finished(process)
+    require_each_row_once(project)
+
+
+def test_a_controller_that_is_away_is_waited_for(two_nodes: Cluster, project: ClusterProject) -> None:
+    process = started(project)
+    two_nodes.kill_controller()
+    time.sleep(25)
+    two_nodes.start_controller()
+    project.finished(process)
+    require_each_row_once(project)
+
+
+def test_without_a_controller_a_run_ends_with_one_line(two_nodes: Cluster, project: ClusterProject) -> None:
+    two_nodes.kill_controller()
+    try:
+        result = project.run()
+    finally:
+        two_nodes.start_controller()
+    assert result.returncode != 0
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("error:")]
+    assert line.startswith("error: SLURM does not answer:")
+    assert "Traceback" not in result.stdout
+
+
+def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on(two_nodes: Cluster, project: ClusterProject) -> None:
+    process = started(project)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) != 0
+    until(lambda: not two_nodes.jobs(), project)
+    there = project.answered()
+    assert 3 <= len(there) < len(ROWS)
+    project.finished(project.start())
+    require_each_row_once(project)
+
+
+def test_after_a_kill_9_of_snakemake_its_jobs_leave_and_the_next_run_goes_on(
+    two_nodes: Cluster, project: ClusterProject
+) -> None:
+    process = started(project)
+    process.kill()
+    process.wait()
+    assert len(two_nodes.jobs("RUNNING")) == 2
+    project.finished(project.start())
+    assert "another one owns the results; leaving" in project.logs() or "GPU" in project.logs()
+    require_each_row_once(project)
+
+
+@pytest.fixture
+def small_queue() -> "Cluster":
+    return Cluster(nodes=1, max_jobs=3, job_age_s=30)
+
+
+def test_a_queue_that_takes_no_more_jobs_is_waited_for(
+    project: ClusterProject, small_queue: Cluster, tmp_path: Path
+) -> None:
+    """MaxJobCount counts ended jobs too, until they are forgotten."""
+    import cluster
+
+    if reason := cluster.why_not():
+        pytest.skip(f"no SLURM: {reason}")
+    project.write_config(cluster_config(total=8))
+    small_queue.start()
+    try:
+        project.finished(project.start(), seconds=400)
+    finally:
+        small_queue.stop()
+    require_each_row_once(project)
