@@ -493,6 +493,7 @@ def begin():
             del os.environ[fence.RUN]  # it is of no run, and stands beside any
         else:
             if PLAN.cluster and workflow.executor_plugin.name == "slurm":
+                slurm.require_states(workflow.executor_settings.status_command)
                 slurm.require_accepted(jobs_on_cluster())
             fence.claim(os.environ[fence.RUN])
         write_bytes("results/plan.txt", text.encode())

@@ -7,6 +7,7 @@ accepted by many clusters and then waits for ever; so it is compared here.
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,8 @@ _OPTIONS = {
     "nodes": "--nodes",
 }
 _TIMEOUT_S = 60
+#: The executor looks at most 180 seconds apart, and squeue takes its time.
+LONGEST_PAUSE_S = 190
 _MINUTES_A_DAY = 1440
 
 
@@ -67,6 +70,28 @@ def require_accepted(jobs: Iterable[tuple[str, int, Mapping[str, Any]]], run: Ru
             )
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
+
+
+def require_states(status_command: str | None, run: Run = run) -> None:
+    """Refuse a way to ask for jobs' states that would not see some of them end, and wait for ever.
+
+    Args:
+        status_command: the executor's slurm-status-command, sacct or squeue.
+        run: runs one of SLURM's commands.
+
+    Raises:
+        UserError: sacct where nothing is recorded, or squeue where ended jobs are soon forgotten.
+    """
+    shown = run(["scontrol", "show", "config"]).stdout
+    found = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", shown, re.M))
+    if status_command == "sacct" and found.get("AccountingStorageType", "").endswith("/none"):
+        raise UserError("this cluster keeps no accounts, so sacct knows no jobs; set slurm-status-command: squeue")
+    age = found.get("MinJobAge", "")
+    if status_command == "squeue" and age.isdecimal() and int(age) < LONGEST_PAUSE_S:
+        raise UserError(
+            f"this cluster forgets ended jobs after {age} seconds (MinJobAge), but Snakemake looks up to 180 seconds "
+            "apart; set slurm-status-command: sacct"
+        )
 
 
 def _refusal(argv: list[str], run: Run) -> str | None:

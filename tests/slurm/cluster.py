@@ -83,9 +83,8 @@ class Cluster:
     memory_mb: int = 64_000
     #: Seconds of silence after which a node is down.
     node_timeout_s: int = 10
-    #: Jobs that the controller knows at most, ended ones for `job_age_s` included.
+    #: Jobs that the controller knows at most, ended ones included.
     max_jobs: int = 10_000
-    job_age_s: int = 3600
 
     def start(self) -> None:
         """Start everything and wait until a job runs on every node."""
@@ -131,6 +130,12 @@ class Cluster:
 
     def kill_controller(self) -> None:
         _end(FOLDER / "run/slurmctld.pid", signal.SIGKILL)
+
+    def set_max_jobs(self, number: int) -> None:
+        """How many jobs the controller takes from its next start on."""
+        file = FOLDER / "etc/slurm.conf"
+        file.write_text(file.read_text().replace(f"MaxJobCount={self.max_jobs}", f"MaxJobCount={number}"))
+        self.max_jobs = number
 
     def start_node(self, number: int) -> None:
         subprocess.run(["slurmd", "-N", f"node{number}"], check=True, stdin=subprocess.DEVNULL)
@@ -191,7 +196,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 SlurmdParameters=config_overrides
 ReturnToService=2
 GresTypes=gpu
-MinJobAge={self.job_age_s}
+MinJobAge=3600
 MaxJobCount={self.max_jobs}
 SlurmdTimeout={self.node_timeout_s}
 MessageTimeout=10

@@ -15,7 +15,7 @@ DECIDED = {
     "threads": "the plan; set resources.cpus_per_task",
 }
 
-Amount = Annotated[int, Field(ge=0)]
+Amount = Annotated[int, Field(ge=0, strict=True)]
 Value = Amount | Annotated[str, StringConstraints(min_length=1)]
 
 

@@ -1,0 +1,184 @@
+"""Facts about what jobs ask of a cluster, and what SLURM is asked before the first of them."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gristmill import slurm
+from gristmill.config.resources import value_at
+from gristmill.config.schema import GpusConfig, ModelConfig
+from gristmill.errors import UserError
+from gristmill.planning.resources import memory_mb
+
+GIB_8B = 16_060_522_496
+SHARD = 4_976_698_592
+
+
+def described(folder: Path, **more: Any) -> str:
+    path = folder / "model.json"
+    files = {f"model-0000{n}.safetensors": SHARD for n in range(1, 4)}
+    path.write_text(json.dumps({"weights_bytes": GIB_8B, "dtype": "bfloat16", "files": files, **more}))
+    return str(path)
+
+
+def model(**keys: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"source": "org/8b", **keys})
+
+
+def test_a_worker_on_a_gpu_holds_one_weights_file_and_not_the_model(tmp_path: Path) -> None:
+    path = described(tmp_path)
+    assert memory_mb(path, model(), 1) == 4000 + 3000 + 4976
+    assert memory_mb(path, model(), 4) == 4000 + 12_000 + 4976
+
+
+def test_what_may_be_offloaded_is_counted_whole(tmp_path: Path) -> None:
+    expected = 4000 + 3000 + (GIB_8B + SHARD) // 1_000_000
+    assert memory_mb(described(tmp_path), model(allow_offload=True), 1) == expected
+    assert memory_mb(described(tmp_path), model(max_memory={"0": "10GiB", "cpu": "30GiB"}), 1) == expected
+
+
+def test_on_a_cpu_the_weights_are_held_in_the_dtype_they_work_in(tmp_path: Path) -> None:
+    path = described(tmp_path)
+    assert memory_mb(path, model(), 0) == 4000 + int(1.5 * 2 * GIB_8B / 1e6)
+    assert memory_mb(path, model(dtype="bfloat16"), 0) == 4000 + int(1.5 * GIB_8B / 1e6)
+
+
+def test_a_worker_without_a_model_asks_for_a_gigabyte(tmp_path: Path) -> None:
+    assert memory_mb(str(tmp_path / "none.json"), ModelConfig(engine="echo"), 2) == 1000
+
+
+def test_a_model_that_is_still_to_be_prepared_is_asked_about_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "none.json")
+    with pytest.raises(FileNotFoundError) as error:
+        memory_mb(path, model(), 1)
+    assert error.value.filename == path  # what Snakemake compares with the job's inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "values"),
+    [
+        ("runtime", 60, [60, 120, 180]),
+        ("mem_mb", 1000, [1000, 2000, 3000]),
+        ("mem_mb", [1000, 9000], [1000, 9000, 9000]),
+        ("slurm_partition", ["short", "long"], ["short", "long", "long"]),
+        ("constraint", "a100", ["a100", "a100", "a100"]),
+        ("cpus_per_task", 8, [8, 8, 8]),
+    ],
+)
+def test_time_and_memory_grow_with_the_attempt_and_a_list_has_one_for_each(
+    name: str, given: Any, values: list[Any]
+) -> None:
+    assert [value_at(name, given, attempt) for attempt in (1, 2, 3)] == values
+
+
+@pytest.mark.parametrize("name", ["gpu", "nodes", "gres", "threads", "_cores", "gpu_group_0"])
+def test_a_resource_that_the_plan_decides_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match=f"resources.{name} is decided by"):
+        model(resources={name: 1})
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, [], "", {"a": 1}])
+def test_a_resource_is_a_whole_number_or_text(value: Any) -> None:
+    with pytest.raises(ValidationError):
+        model(resources={"runtime": value})
+
+
+def test_no_devices_is_a_choice_of_its_own() -> None:
+    assert GpusConfig.model_validate({"devices": "none"}).wanted() == "none"
+
+
+def answering(**answers: tuple[int, str, str]) -> Callable[[list[str]], "subprocess.CompletedProcess[str]"]:
+    """SLURM's commands by name: exit status, stdout, stderr."""
+
+    def run(argv: list[str]) -> "subprocess.CompletedProcess[str]":
+        code, out, err = answers.get(argv[0], (0, "", ""))
+        return subprocess.CompletedProcess(argv, code, out, err)
+
+    return run
+
+
+def test_jobs_are_asked_about_as_they_will_be_submitted() -> None:
+    resources = {"slurm_partition": "gpu", "runtime": 60, "mem_mb": 9000, "nodes": 1, "gpu": 2, "gpu_model": "a100"}
+    resources |= {"slurm_extra": "--signal=TERM@60", "tmpdir": "<TBD>"}
+    assert slurm.options(8, resources) == [
+        *("--partition=gpu", "--time=60", "--mem=9000", "--nodes=1"),
+        *("--gpus=a100:2", "--cpus-per-task=8", "--signal=TERM@60"),
+    ]
+
+
+def test_memory_that_is_not_known_yet_is_left_out() -> None:
+    assert slurm.options(4, {"mem_mb": "<TBD>", "gpu": 1}) == ["--gpus=1", "--cpus-per-task=4"]
+
+
+def test_a_refusal_is_one_line_for_each_kind_of_job() -> None:
+    jobs = [
+        (f"rule {name}", 4, {"slurm_partition": "x", "gpu": 1}) for name in ("generate", "generate", "judge_generate")
+    ]
+    refused = answering(
+        sbatch=(
+            1,
+            "",
+            "sbatch: error: invalid partition specified: x\nallocation failure: Invalid partition name specified\n",
+        )
+    )
+    with pytest.raises(UserError) as error:
+        slurm.require_accepted(jobs, refused)
+    (line,) = str(error.value).splitlines()
+    assert line.startswith(
+        "SLURM refuses rule generate (--partition=x --gpus=1 --cpus-per-task=4): Invalid partition name specified;"
+    )
+
+
+def test_a_controller_that_does_not_answer_is_no_refusal() -> None:
+    away = answering(sbatch=(1, "", "sbatch: error: Unable to contact slurm controller (connect failure)\n"))
+    with pytest.raises(UserError, match=r"^SLURM does not answer: .*scontrol ping"):
+        slurm.require_accepted([("rule generate", 1, {})], away)
+
+
+def test_a_time_over_the_partitions_is_refused_before_it_waits_for_ever() -> None:
+    limits = answering(sinfo=(0, "4:00:00\n", ""))
+    jobs = [("rule generate", 1, {"slurm_partition": "gpu", "runtime": 241})]
+    with pytest.raises(UserError, match="runtime is 241 minutes, over the 240 of partition gpu"):
+        slurm.require_accepted(jobs, limits)
+    slurm.require_accepted([("rule generate", 1, {"slurm_partition": "gpu", "runtime": 240})], limits)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("30:00", 30),
+        ("4:00:00", 240),
+        ("1-00:00:00", 1440),
+        ("2-12:30:00", 3630),
+        ("0:30", 1),
+        ("infinite", None),
+        ("n/a", None),
+    ],
+)
+def test_a_partitions_limit_is_read(text: str, minutes: int | None) -> None:
+    assert slurm.limit_minutes(text) == minutes
+
+
+@pytest.mark.parametrize(
+    ("status_command", "config", "said"),
+    [
+        ("sacct", "AccountingStorageType = accounting_storage/none\nMinJobAge = 300 sec", "keeps no accounts"),
+        ("squeue", "AccountingStorageType = accounting_storage/slurmdbd\nMinJobAge = 60 sec", "after 60 seconds"),
+        ("squeue", "AccountingStorageType = accounting_storage/none\nMinJobAge = 300 sec", None),
+        ("sacct", "AccountingStorageType = accounting_storage/slurmdbd\nMinJobAge = 2 sec", None),
+    ],
+)
+def test_a_way_to_ask_for_states_that_would_wait_for_ever_is_refused(
+    status_command: str, config: str, said: str | None
+) -> None:
+    run = answering(scontrol=(0, config, ""))
+    if said is None:
+        slurm.require_states(status_command, run)
+        return
+    with pytest.raises(UserError, match=said):
+        slurm.require_states(status_command, run)
