@@ -74,6 +74,8 @@ class LogitsRow:
     cut_tokens: int = 0
     #: The most that ids beyond the tokenizer's vocabulary had at any position, before they were left out.
     padded_mass: float = 0.0
+    #: The turn, where the rows of a run have turns; else empty.
+    variant: str = ""
 
     @property
     def positions(self) -> int:
@@ -103,6 +105,7 @@ def schema(metadata: Mapping[str, Any]) -> pa.Schema:
         "key": pa.string(),
         "id": pa.string(),
         "sample": pa.int32(),
+        "variant": pa.string(),
         "window": pa.int32(),
         "first": pa.int32(),
         "cut_tokens": pa.int32(),
@@ -122,11 +125,12 @@ def schema(metadata: Mapping[str, Any]) -> pa.Schema:
 class LogitsWriter:
     """Writes rows into one open file, a row group at a time."""
 
-    def __init__(self, handle: IO[bytes], metadata: Mapping[str, Any]) -> None:
-        """Begin the file."""
+    def __init__(self, handle: IO[bytes], metadata: Mapping[str, Any], group_values: int | None = None) -> None:
+        """Begin the file, with row groups of so many values (None: GROUP_VALUES)."""
         import pyarrow.parquet as pq
 
         self._schema = schema(metadata)
+        self._group_values = group_values or GROUP_VALUES
         lists = [field.name for field in self._schema if _is_list(field)]
         self._writer = pq.ParquetWriter(
             handle,
@@ -140,13 +144,13 @@ class LogitsWriter:
         )
 
     def write(self, rows: Sequence[LogitsRow]) -> None:
-        """Write rows as row groups of about GROUP_VALUES values."""
+        """Write rows, as row groups of a row or more; one with as many values as a group is full."""
         group: list[LogitsRow] = []
         values = 0
         for row in rows:
             group.append(row)
             values += row.top_logprobs.size
-            if values >= GROUP_VALUES:
+            if values >= self._group_values:
                 self._write(group)
                 group, values = [], 0
         if group:
