@@ -4,8 +4,8 @@
         --requests results/logits/answers/requests.jsonl --journal results/logits/answers/journal \
         --unit logits/answers --gpu-samples results/logits/answers/gpu --out results/logits/answers/parts/4/1-of-4.jsonl
 
-SPEC is the JSON of gristmill.config.specs.ModelSpec. Windows that the journal has are not scored again; if none is left,
-the model is not loaded. TERM and INT keep what is done; run again to go on.
+SPEC is the JSON of gristmill.config.specs.ModelSpec. Windows that the journal has are not scored again; if none is
+left, the model is not loaded. TERM and INT keep what is done; run again to go on.
 """
 
 from __future__ import annotations

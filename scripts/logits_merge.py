@@ -18,9 +18,10 @@ from gristmill import __version__
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_json, write_json
+from gristmill.logits import LOGITS_VERSION
 from gristmill.logits.journal import link_merged
 from gristmill.logits.merging import merge, sizes
-from gristmill.logits.texts import LOGITS_VERSION, either_key, skipped
+from gristmill.logits.texts import either_key, skipped
 from gristmill.manifest import installed_versions
 from gristmill.merging import UnusableParts, parts_beside
 from gristmill.progress import log

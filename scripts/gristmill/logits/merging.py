@@ -138,8 +138,8 @@ def merge(
         log: takes messages.
 
     Raises:
-        UnusableParts: a hole, a double or a foreign line; a row that is no longer in the journal; too many failures.
-        UserError: there is no row at all.
+        UnusableParts: a hole, a double or a foreign line; a row that is no longer in the journal, or none at all; too
+            many failures.
     """
     found, sums = journal.find(folder, log), Sums()
     lookup = journal.Lookup()
@@ -177,8 +177,8 @@ def _proven(
         if head is None:
             fronts = some([f"{wid} in {path}" for wid, (_, _, path) in heads.items()]) or "nothing, all have ended"
             raise UnusableParts(
-                f"no part goes on with {window.wid}, but with {fronts}: it is missing, or a line is foreign, doubled or "
-                f"out of order; {_REMEDY}"
+                f"no part goes on with {window.wid}, but with {fronts}: it is missing, or a line is foreign, doubled "
+                f"or out of order; {_REMEDY}"
             )
         line, rest, path = head
         if line["key"] not in keys(window):
@@ -230,8 +230,8 @@ def _rows(
         except DamagedLogits as error:
             journal.set_aside(where.path, str(error), log)
             raise UnusableParts(f"{where.path.name} is damaged, and is set aside; {_REMEDY}") from error
-        named = dict(zip(("id", "sample", "variant", "window"), window.wid, strict=True))
-        yield replace(row, **named, cut_tokens=window.cut_tokens)
+        name, sample, variant, number = window.wid
+        yield replace(row, id=name, sample=sample, variant=variant, window=number, cut_tokens=window.cut_tokens)
 
 
 def _metadata(
@@ -247,7 +247,7 @@ def _metadata(
             if key in found:
                 said = lookup.metadata(found[key])
                 return said | {"teacher": said["teacher"] | {"name": teacher}}
-    raise UserError(f"{requests} has no window with a position that was scored; look at the texts, then run again")
+    raise UnusableParts(f"{requests} has no window that the journal has a position of; look at the texts; {_REMEDY}")
 
 
 def _write(folder: Path, rows: Iterator[LogitsRow], metadata: JsonDict, sums: Sums) -> list[JsonDict]:

@@ -30,13 +30,12 @@ from gristmill.errors import UserError
 from gristmill.files import LONE_SURROGATE, canonical, check_seal, read_jsonl
 from gristmill.grading.text import alternatives
 from gristmill.keys import model_identity
+from gristmill.logits import LOGITS_VERSION
 from gristmill.logits.storage import FORMAT_VERSION
 from gristmill.merging import proven
 from gristmill.rendering import dataset_rows, requests
 from gristmill.types import JsonDict, Message
 
-#: Of what the scoring means by its numbers: raising it scores everything again.
-LOGITS_VERSION = 1
 #: Longest text of a model that names no context.
 DEFAULT_TOKENS = 4096
 #: Texts that are tokenized at once.
