@@ -57,12 +57,12 @@ def described(folder: Path) -> JsonDict:
     return prepare("teacher", config_of(folder), print)
 
 
-def spec_of(folder: Path, dataset: Path, model: ModelConfig | None = None, **texts: Any) -> LogitsSpec:
+def spec_of(folder: Path, path: Path, model: ModelConfig | None = None, **texts: Any) -> LogitsSpec:
     """Plain texts of a dataset's column `text`, unless `texts` says otherwise."""
     return LogitsSpec.model_validate(
         {
             "teacher": {"name": "teacher", "model": (model or config_of(folder)).model_dump()},
             "texts": {"model": "teacher", "dataset": "d", "text_field": "text", **texts},
-            "dataset": {"path": str(dataset)},
+            "dataset": {"path": str(path)},
         }
     )
