@@ -260,7 +260,7 @@ def _write(folder: Path, rows: Iterator[LogitsRow], metadata: JsonDict, sums: Su
         with open(path, "w+b") as handle:
             writer = LogitsWriter(handle, metadata)
             group: list[LogitsRow] = []
-            while row is not None and handle.tell() < FILE_BYTES:
+            while row is not None and not (count and handle.tell() >= FILE_BYTES):
                 sums.add(row)
                 group.append(row)
                 count, positions = count + 1, positions + row.positions
