@@ -143,6 +143,7 @@ def keys_of(identity: JsonDict, k: int | None) -> Callable[[Window], str]:
         k: how many a position; None: all.
     """
     named = {name: identity[name] for name in _IDENTITY} | {"k": k}
+    named |= {"engine": "vllm"} if identity["engine"] == "vllm" else {}  # its tails are rounded
     start = hashlib.sha256(canonical({**named, "format": FORMAT_VERSION, "logits_version": LOGITS_VERSION}))
 
     def key(window: Window) -> str:

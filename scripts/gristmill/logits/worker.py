@@ -134,6 +134,10 @@ def describe(share_top_k: int | None, teacher: Teacher, name: str, model: ModelC
 def open_teacher(model: ModelConfig, weights: JsonDict, top_k: int | None, on_gpu: bool) -> Teacher:
     """The teacher with its weights: by vllm where the config names it, else by transformers."""
     folder = require_prepared(weights)
+    if model.engine == "vllm":
+        from gristmill.logits.vllm import VllmTeacher
+
+        return VllmTeacher(folder, model, top_k, on_gpu, log)
     from gristmill.logits.scoring import TransformersTeacher
 
     return TransformersTeacher(folder, model, top_k, on_gpu, log)
