@@ -172,6 +172,7 @@ def test_merged_rows_lie_on_the_disk_once_and_outlive_the_data_folder(
     assert as_bytes(place.merge(place.score(1))) == before
 
 
+@pytest.mark.slow
 def test_a_killed_job_loses_no_written_segment_and_scores_none_again(place: Place) -> None:
     place.write(texts(4000, seed=1))
     write_json(place.root / "weights.json", place.weights)

@@ -58,10 +58,8 @@ def row(number: int, tokens: int = 9, first: int = 1, k: int = K, vocab: int = 1
 
 def write(folder: Path, rows: list[LogitsRow], name: str = "part-00000.parquet", **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    with open(folder / name, "wb") as handle:
-        writer = LogitsWriter(handle, metadata(**changes))
+    with open(folder / name, "wb") as handle, LogitsWriter(handle, metadata(**changes)) as writer:
         writer.write(rows)
-        writer.close()
     return folder / name
 
 

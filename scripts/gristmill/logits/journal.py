@@ -121,10 +121,11 @@ class Segments:
         """Write what waits."""
         if self._waiting:
             path = self._folder / f"{self._stem}-{self._written:05d}{SUFFIX}"
-            with atomic_writer(path, fenced=False) as handle:
-                writer = LogitsWriter(handle, self._metadata, SEGMENT_GROUP_VALUES)
+            with (
+                atomic_writer(path, fenced=False) as handle,
+                LogitsWriter(handle, self._metadata, SEGMENT_GROUP_VALUES) as writer,
+            ):
                 writer.write(self._waiting)
-                writer.close()
             self._rows += len(self._waiting)
             self._positions += sum(row.positions for row in self._waiting)
             self._written += 1

@@ -258,18 +258,17 @@ def _write(folder: Path, rows: Iterator[LogitsRow], metadata: JsonDict, sums: Su
         path = folder / f"part-{len(files):05d}.parquet"
         count = positions = 0
         with open(path, "w+b") as handle:
-            writer = LogitsWriter(handle, metadata)
-            group: list[LogitsRow] = []
-            while row is not None and not (count and handle.tell() >= FILE_BYTES):
-                sums.add(row)
-                group.append(row)
-                count, positions = count + 1, positions + row.positions
-                if sum(each.top_logprobs.size for each in group) >= GROUP_VALUES:
-                    writer.write(group)
-                    group = []
-                row = next(rows, None)
-            writer.write(group)
-            writer.close()
+            with LogitsWriter(handle, metadata) as writer:
+                group: list[LogitsRow] = []
+                while row is not None and not (count and handle.tell() >= FILE_BYTES):
+                    sums.add(row)
+                    group.append(row)
+                    count, positions = count + 1, positions + row.positions
+                    if sum(each.top_logprobs.size for each in group) >= GROUP_VALUES:
+                        writer.write(group)
+                        group = []
+                    row = next(rows, None)
+                writer.write(group)
             handle.flush()
             os.fsync(handle.fileno())
         with open(path, "rb") as handle:

@@ -299,7 +299,9 @@ class _Head:
     def _through_head(self, states: torch.Tensor) -> torch.Tensor:
         import torch
 
-        found: torch.Tensor = self._matrix(states.to(self._matrix.weight.device))
+        device = self._matrix.weight.device
+        # Of an offloaded head the weights are elsewhere (meta), and accelerate moves what goes in.
+        found: torch.Tensor = self._matrix(states if device.type == "meta" else states.to(device))
         return found if self._cap is None else torch.tanh(found / self._cap) * self._cap
 
     def _probe(self) -> tuple[int, bool]:

@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,7 +124,7 @@ def schema(metadata: Mapping[str, Any]) -> pa.Schema:
 
 
 class LogitsWriter:
-    """Writes rows into one open file, a row group at a time."""
+    """Writes rows into one open file, a row group at a time; leaving the `with` block writes the file's end."""
 
     def __init__(self, handle: IO[bytes], metadata: Mapping[str, Any], group_values: int | None = None) -> None:
         """Begin the file, with row groups of so many values (None: GROUP_VALUES)."""
@@ -142,6 +143,13 @@ class LogitsWriter:
             write_page_checksum=True,
             column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in lists},
         )
+
+    def __enter__(self) -> LogitsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        """Close; after an error too, for an open writer would write into a closed file when it is collected."""
+        self.close()
 
     def write(self, rows: Sequence[LogitsRow]) -> None:
         """Write rows, as row groups of a row or more; one with as many values as a group is full."""
