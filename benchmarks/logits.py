@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -160,7 +161,10 @@ def texts(args: argparse.Namespace, vocabulary: int) -> list[tuple[str, Window]]
 @contextlib.contextmanager
 def model_folder(args: argparse.Namespace) -> Iterator[Path]:
     """The model of random weights: the one that is named, made there if it is missing, or one that goes at the end."""
-    with tempfile.TemporaryDirectory(prefix="logits-", dir=args.scratch) as name:
+    shape, memory = SHAPES[args.shape], Path("/dev/shm")
+    needed = 2 * (shape.layer_parameters + 2 * shape.head_parameters)
+    fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * needed
+    with tempfile.TemporaryDirectory(prefix="logits-", dir=args.scratch or (memory if fits else None)) as name:
         folder = args.model_folder or Path(name)
         if not (folder / "config.json").exists():
             program = Path(__file__).with_name("countdown.py")
@@ -181,7 +185,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--naive-texts", type=int, default=64, help="how many of the texts the plain way reads")
     parser.add_argument("--no-naive", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, help="folder for the model; /dev/shm if it has room")
+    parser.add_argument("--scratch", type=Path, help="folder for the model; /dev/shm where it has room, else a disk")
     parser.add_argument("--model-folder", type=Path)
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
