@@ -34,6 +34,7 @@ include: "rules/generate.smk"
 include: "rules/merge.smk"
 include: "rules/judge.smk"
 include: "rules/compare.smk"
+include: "rules/logits.smk"
 include: "rules/report.smk"
 
 
@@ -44,6 +45,7 @@ rule all:
         result_files(),
         jury_files(),
         exports(),
+        logits_files(),
 
 
 # `snakemake plan` starts no job: the plan stands in front of every run.

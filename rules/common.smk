@@ -20,6 +20,7 @@ from gristmill.config.schema import metric_name
 from gristmill.errors import UserError
 from gristmill.files import write_bytes
 from gristmill.keys import code_digest
+from gristmill.logits import LOGITS_VERSION
 from gristmill.planning.memory import refuse_unfit
 from gristmill.planning.text import plan_text
 from gristmill.planning.plan import make_plan
@@ -32,6 +33,7 @@ MODEL = "results/models/{model}.json"
 RUN = "results/runs/{run}"
 JUDGE = "results/judges/{judge}/{target}"
 JURY = "results/juries/{jury}/{target}"
+LOGITS = "results/logits/{logits}"
 # As many folders as a command line has room for beside a spec.
 MAX_LEFT_BEHIND = 100
 TOKENS = "GRISTMILL_CLUSTER_TOKENS"
@@ -42,6 +44,7 @@ wildcard_constraints:
     run="[^/]+",
     judge="[^/]+",
     jury="[^/]+",
+    logits="[^/]+",
     target="[^/]+",
     shard=r"\d+",
     shards=r"\d+",
@@ -132,6 +135,7 @@ JURY_CODE = code_digest(
     *[f"judging.{name}" for name in ("items", "juries", "pairs", "tallies")], "clusters", "intervals", "stats"
 )
 EXPORT_CODE = code_digest("export")
+LOGITS_TEXT_CODE = code_digest("prompts", "rendering", "rows", "grading.text", "logits.texts")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
 JUDGE_FILES = ["requests.jsonl", "generations.jsonl", "verdicts.jsonl", "metrics.json", "manifest.json"]
@@ -149,7 +153,9 @@ else:
 
 
 def unit_of(wildcards):
-    """The run or judge that a job works for: what has a model, a prompt and sampling settings."""
+    """The run, judge or logits that a job works for: what has a model."""
+    if hasattr(wildcards, "logits"):
+        return CONFIG.logits[wildcards.logits]
     return CONFIG.runs[wildcards.run] if hasattr(wildcards, "run") else CONFIG.judges[wildcards.judge]
 
 
@@ -176,12 +182,21 @@ def rows_counted(dataset, limit):
 
 def shards_of(wildcards):
     """shards_per_worker for every worker, but never more than the dataset has requests."""
-    run = unit_of(wildcards) if hasattr(wildcards, "run") else CONFIG.runs[target_runs(wildcards)[0]]
     model = unit_of(wildcards).model
     speeds = [worker.speed for worker in PLAN.workers_of(model)]
     each = CONFIG.models[model].shards_per_worker
-    rows = rows_counted(run.dataset, requests_to_count(speeds, each))
-    return shard_count(speeds, rows * run.sampling.samples, each)
+    return shard_count(speeds, requests_up_to(wildcards, requests_to_count(speeds, each)), each)
+
+
+def requests_up_to(wildcards, limit):
+    """How many requests a unit has, no more rows counted than `limit`; of a split text each window is one more."""
+    if hasattr(wildcards, "logits"):
+        unit = unit_of(wildcards)
+        run = CONFIG.runs[unit.run] if unit.run else None
+        texts = rows_counted(run.dataset if run else unit.dataset, limit) * (run.sampling.samples if run else 1)
+        return limit if unit.on_overflow == "split" else min(texts, unit.max_samples or texts)
+    run = unit_of(wildcards) if hasattr(wildcards, "run") else CONFIG.runs[target_runs(wildcards)[0]]
+    return rows_counted(run.dataset, limit) * run.sampling.samples
 
 
 def worker_of_shard(wildcards):
@@ -422,6 +437,44 @@ def agreement_of(wildcards):
 def parts_of(folder):
     """An input function: all parts of a run or judge target."""
     return lambda w: expand(f"{folder}/parts/{{n}}/{{k}}-of-{{n}}.jsonl", n=(n := shards_of(w)), k=range(1, n + 1), **w)
+
+
+def logits_spec(wildcards):
+    return specs.encode(specs.LogitsSpec.of(CONFIG, wildcards.logits))
+
+
+def logits_files_read(wildcards):
+    """The files of a teacher's texts that no rule makes: dataset, prompt, the file of its examples; none for a run's."""
+    unit = unit_of(wildcards)
+    if unit.run:
+        return []
+    prompt = CONFIG.prompts[unit.prompt] if unit.prompt else None
+    examples = [CONFIG.datasets[prompt.few_shot_from.dataset].path] if prompt and prompt.few_shot_from else []
+    return [CONFIG.datasets[unit.dataset].path, *([prompt.file] if prompt else []), *examples]
+
+
+def logits_texts(wildcards):
+    run = unit_of(wildcards).run
+    return [f"results/runs/{run}/generations.jsonl"] if run else logits_files_read(wildcards)
+
+
+def logits_generations(wildcards):
+    """The option that names a run's answers; none for texts of a dataset."""
+    run = unit_of(wildcards).run
+    return ["--generations", f"results/runs/{run}/generations.jsonl"] if run else []
+
+
+def kept_of(wildcards):
+    """Log-probabilities kept a position; 0: all."""
+    unit = unit_of(wildcards)
+    return 0 if unit.full else unit.top_k
+
+
+def logits_files():
+    """What the teachers leave."""
+    return expand(
+        "results/logits/{name}/{file}", name=CONFIG.logits, file=["requests.jsonl", "metrics.json", "manifest.json"]
+    )
 
 
 def exports():

@@ -8,17 +8,13 @@ written last, whole, in the shard's order.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from gristmill import fence, journal, locks
+from gristmill import journal
 from gristmill.adoption import adopt
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.engines import context_limit, open_engine
@@ -26,8 +22,8 @@ from gristmill.engines.overflow import overflows, refuse_overflow
 from gristmill.errors import UserError, some
 from gristmill.files import checked, read_jsonl, write_jsonl
 from gristmill.followups import Followups
-from gristmill.gpu import allocation, gpus, lease
 from gristmill.gpu.watch import Place, Watch
+from gristmill.job import alone, device_names, held, usable
 from gristmill.judging.asking import Asking, UnreadableStreak
 from gristmill.keys import WEIGHTLESS, RequestKeys, model_identity
 from gristmill.manifest import installed_versions
@@ -35,7 +31,7 @@ from gristmill.merging import allowed, part_line
 from gristmill.planning.workers import Worker
 from gristmill.progress import Progress, log
 from gristmill.splitting import token_counter
-from gristmill.stopping import Stop, interruptible
+from gristmill.stopping import Stop
 from gristmill.types import Completion, Engine, Failure, Gpu, JsonDict, Request
 from gristmill.waves import Waves
 from gristmill.weights import require_prepared
@@ -77,11 +73,9 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
         UserError: rows failed, or no group of GPUs was to be had.
         stopping.Interrupted: a signal came; what was done is in the journal.
     """
-    job = _Job(shard, model, weights, config, threads, tuple(_usable(shard, model, config)))
+    job = _Job(shard, model, weights, config, threads, tuple(usable(shard.worker, model, config, shard.scheduled)))
     requests = _requests(job)
-    purpose, wait_s = f"{shard.unit} {shard.name}", config.wait_minutes * 60
-    with interruptible() as stop, _leaving_with_the_run(), locks.held(_lock_path(shard), purpose, wait_s, log):
-        _wait_for_orphans(shard, wait_s)
+    with alone(shard.unit, shard.name, shard.journal, config.wait_minutes * 60) as stop:
         known: dict[str, Completion] = {}
         while adopt(shard.journal, shard.left_behind, _recall(shard, requests, known), log):
             pass
@@ -146,31 +140,6 @@ def _recall(shard: Shard, requests: Followups, known: dict[str, Completion]) -> 
     return lacking
 
 
-@contextlib.contextmanager
-def _leaving_with_the_run() -> Iterator[None]:
-    """Stop, as at a scheduler's warning, when the Snakemake of this job is gone and another one owns the results."""
-    ended = threading.Event()
-
-    def leave() -> None:
-        log("the Snakemake that started this job is gone, and another one owns the results; leaving")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=fence.watch, args=(ended.wait, leave), daemon=True, name="fence").start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-def _wait_for_orphans(shard: Shard, wait_s: float) -> None:
-    """Wait for jobs of a killed Snakemake that cut the unit into another number of shards and still answer."""
-    layout = shard.name.rpartition("-")[2]
-    for path in sorted(shard.journal.glob("*.lock")):
-        if path.stem.rpartition("-")[2] != layout:
-            with locks.held(path, f"{shard.unit} {shard.name}, waiting", wait_s, log):
-                pass
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What stands before anything is asked."""
@@ -189,7 +158,9 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
     """Ask the model for what is missing; completions go to the journal and into `known`. Gives the failures by key."""
     shard = job.shard
     place = Place(shard.unit, shard.name, shard.gpu_samples)
-    with _devices(job) as devices, Watch(devices, place, job.config, log) as watch:
+    rule = "judge_generate" if shard.unit.startswith("judges/") else "generate"
+    group = held(job.there, shard.worker, f"{rule} {shard.unit} {shard.name}", job.config, shard.scheduled)
+    with group as devices, Watch(devices, place, job.config, log) as watch:
         # The lease may have been waited for, and others may have answered meanwhile.
         if devices:
             _recall(shard, requests, known)
@@ -199,7 +170,7 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
         engine, why = _open(job, bool(devices), requests.kinds())
         load_s = time.monotonic() - start
         watch.loaded()
-        where = "a server" if job.model.endpoint is not None else _device_names(devices)
+        where = "a server" if job.model.endpoint is not None else device_names(devices)
         log(f"engine {engine.name} ({why}), loaded in {load_s:.1f} s on {where}")
         log(f"layers: {getattr(engine, 'device_map', None) or 'none'}")
         loaded = {"load_seconds": round(load_s, 3)}  # with the worker's line, which also a killed job leaves
@@ -217,50 +188,6 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
         names = some([str(rid) for rid in unanswered])
         raise RuntimeError(f"engine {engine.name} answered {progress.done} of {progress.total} requests, not {names}")
     return failures
-
-
-@contextlib.contextmanager
-def _devices(job: _Job) -> Iterator[list[Gpu]]:
-    """The model's group, also for the echo engine, which stands in for a real one; nothing without a GPU.
-
-    What a scheduler gave this job alone is taken as it is; else the group is leased.
-    """
-    if not job.there:
-        yield []
-        return
-    shard, config = job.shard, job.config
-    if shard.scheduled and (giver := allocation.owner()):
-        devices = allocation.take(job.there, shard.worker.gpus, giver, _filled(config), log)
-        log(f"{giver} gave {_device_names(devices)}")
-        yield devices
-        return
-    rule = "judge_generate" if shard.unit.startswith("judges/") else "generate"
-    want = (job.there, shard.worker.gpus, f"{rule} {shard.unit} {shard.name}", config.wait_minutes * 60)
-    with lease.leased(*want, log, gpus.links(job.there), _filled(config)) as devices:
-        log(f"lease on {_device_names(devices)}")
-        yield devices
-
-
-def _usable(shard: Shard, model: ModelConfig, config: GpusConfig) -> list[Gpu]:
-    """The GPUs of this host that the shard's worker may take; none for a model that is served elsewhere."""
-    if model.engine == "endpoint":
-        return []
-    wanted = _wanted(shard, config)
-    there = gpus.usable(gpus.inventory(), os.environ, wanted)
-    if not there and model.engine != "echo" and not isinstance(wanted, str):
-        raise UserError(f"gpus.devices is {wanted}, but no such GPU may be used on this host; set it to auto")
-    if shard.scheduled and model.engine != "echo" and wanted != "none":
-        allocation.require_some(there)
-    return there
-
-
-def _wanted(shard: Shard, config: GpusConfig) -> Literal["auto", "none"] | list[int | str]:
-    group = shard.worker.group
-    return config.devices if group is None else config.groups[group].devices
-
-
-def _filled(config: GpusConfig) -> lease.Foreign:
-    return lambda there: lease.filled(there, config.busy_memory_mib)
 
 
 def _open(job: _Job, on_gpu: bool, requests: Collection[Request]) -> tuple[Engine, str]:
@@ -302,12 +229,3 @@ def _failure_message(shard: Shard, failures: list[Failure]) -> str:
     names = some([f"{failure.rid} ({failure.reason})" for failure in failures])
     limit = f" (max_failed_ratio {shard.max_failed_ratio:g})" if shard.max_failed_ratio else ""
     return f"{shard.unit} {shard.name}: {len(failures)} rows failed{limit}: {names}; run again to retry only these"
-
-
-def _lock_path(shard: Shard) -> Path:
-    shard.journal.mkdir(parents=True, exist_ok=True)
-    return shard.journal / f"{shard.name}.lock"
-
-
-def _device_names(devices: list[Gpu]) -> str:
-    return ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in devices) or "the CPU"

@@ -30,12 +30,13 @@ def check_data(config: Config) -> None:
     """
     columns: dict[str, set[str]] = {}
     problems: list[str] = []
-    for name in dict.fromkeys([*(run.dataset for run in config.runs.values()), *_example_datasets(config)]):
+    for name in dict.fromkeys([*_run_datasets(config), *_example_datasets(config)]):
         try:
             columns[name] = _columns(config, name)
         except UserError as error:
             problems.append(f"datasets.{name}: {error}")
     problems += [*_long_prompts(config), *_run_problems(config, columns), *_judge_problems(config, columns)]
+    problems += _logits_problems(config, columns)
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
 
@@ -88,9 +89,35 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
             )
 
 
+def _run_datasets(config: Config) -> list[str]:
+    """The datasets of runs and of teachers' texts."""
+    texts = [logits.dataset for logits in config.logits.values() if logits.dataset is not None]
+    return [*(run.dataset for run in config.runs.values()), *texts]
+
+
+def _logits_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
+    for name, logits in config.logits.items():
+        if logits.dataset is None or logits.dataset not in columns:
+            continue
+        there = columns[logits.dataset]
+        listed = some(sorted(there), MAX_NAMES_SHOWN)
+        if logits.text_field is not None and logits.text_field not in there:
+            wrong = f"{logits.text_field!r} is not a column of {logits.dataset}"
+            yield f"logits.{name}.text_field: {wrong}; columns: {listed}"
+        if logits.prompt is not None:
+            yield from check_placeholders(logits.prompt, config.prompts[logits.prompt], there, set())
+            yield from _example_problems(logits.prompt, config.prompts[logits.prompt], columns)
+            if "reference" not in there:
+                yield (
+                    f"logits.{name}.prompt needs a column 'reference' in {logits.dataset}, the answers; name one with "
+                    f"datasets.{logits.dataset}.fields; columns: {listed}"
+                )
+
+
 def _example_datasets(config: Config) -> list[str]:
-    """The datasets that runs take examples from."""
+    """The datasets that runs and teachers' texts take examples from."""
     prompts = [config.prompts[run.prompt] for run in config.runs.values()]
+    prompts += [config.prompts[logits.prompt] for logits in config.logits.values() if logits.prompt is not None]
     return [prompt.few_shot_from.dataset for prompt in prompts if prompt.few_shot_from is not None]
 
 

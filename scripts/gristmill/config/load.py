@@ -180,6 +180,26 @@ def _reference_problems(config: Config) -> Iterable[str]:
     for name, jury in config.juries.items():
         yield from _jury_problems(config, name, jury)
     yield from _endpoint_problems(config)
+    yield from _logits_problems(config)
+
+
+def _logits_problems(config: Config) -> Iterable[str]:
+    """Names of teachers and texts, and teachers that have no logits here."""
+    for name, logits in config.logits.items():
+        key = f"logits.{name}"
+        yield from _unknown_name(f"{key}.model", logits.model, config.models, "model")
+        if logits.model in config.models and (engine := config.models[logits.model].engine) in ("echo", "endpoint"):
+            yield f"{key}.model: {logits.model} has engine {engine}, which gives no logits; name one with weights"
+        if logits.run is not None:
+            yield from _unknown_name(f"{key}.run", logits.run, config.runs, "run")
+            if logits.run in config.runs and config.runs[logits.run].readout == "likelihood":
+                yield f"{key}.run: {logits.run} has readout likelihood, so it has no answers; name another run"
+        if logits.dataset is not None:
+            yield from _unknown_name(f"{key}.dataset", logits.dataset, config.datasets, "dataset")
+        if logits.prompt is not None:
+            yield from _unknown_name(f"{key}.prompt", logits.prompt, config.prompts, "prompt")
+            if logits.prompt in config.prompts and config.prompts[logits.prompt].turns is not None:
+                yield f"{key}.prompt: {logits.prompt} has turns, whose answers are a run's; set run instead"
 
 
 def _endpoint_problems(config: Config) -> Iterable[str]:
@@ -220,6 +240,7 @@ def _jury_problems(config: Config, name: str, jury: JuryConfig) -> Iterable[str]
 def _names_alike(config: Config) -> Iterable[str]:
     """Names that become one folder on a file system that does not tell upper from lower case (macOS, Windows)."""
     sections: dict[str, Mapping[str, object]] = {"models": config.models, "runs": config.runs, "judges": config.judges}
+    sections |= {"logits": config.logits}
     for section, names in sections.items():
         first: dict[str, str] = {}
         for name in names:

@@ -18,6 +18,7 @@ from gristmill.config.judges import JudgeKind as JudgeKind
 from gristmill.config.judges import JuryConfig as JuryConfig
 from gristmill.config.judges import ReliabilityBar as ReliabilityBar
 from gristmill.config.judges import number_text as number_text
+from gristmill.config.logits import LogitsConfig as LogitsConfig
 from gristmill.config.model import ModelConfig as ModelConfig
 from gristmill.config.runs import Metric as Metric
 from gristmill.config.runs import MetricName as MetricName
@@ -190,6 +191,7 @@ class Config(Section):
     runs: dict[Name, RunConfig] = Field(min_length=1)
     judges: dict[Name, JudgeConfig] = {}
     juries: dict[Name, JuryConfig] = {}
+    logits: dict[Name, LogitsConfig] = {}
     comparisons: ComparisonsConfig = ComparisonsConfig.model_validate({})
     rankings: RankingsConfig = RankingsConfig.model_validate({})
     gpus: GpusConfig = GpusConfig.model_validate({})

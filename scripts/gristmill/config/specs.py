@@ -17,6 +17,7 @@ from gristmill.config.schema import (
     DatasetConfig,
     JudgeConfig,
     JudgeKind,
+    LogitsConfig,
     Metric,
     ModelConfig,
     PromptConfig,
@@ -119,6 +120,34 @@ class JurySpec(Section):
     target: list[str]
     range: tuple[float, float] | None = None
     cluster: str | None = None
+
+
+class LogitsSpec(Section):
+    """Rows or completions → the token ids that a teacher reads."""
+
+    teacher: ModelSpec
+    texts: LogitsConfig
+    dataset: DatasetConfig | None = None
+    prompt: PromptConfig | None = None
+    #: The dataset of the prompt's few_shot_from.
+    examples: DatasetConfig | None = None
+    #: Whether an answer of the run that ended by itself ended with a token, not with one of its stop texts.
+    ends_with_token: bool = True
+
+    @classmethod
+    def of(cls, config: Config, name: str) -> LogitsSpec:
+        """The part of a config that the texts depend on."""
+        logits = config.logits[name]
+        prompt = config.prompts[logits.prompt] if logits.prompt is not None else None
+        shown = prompt.few_shot_from if prompt is not None else None
+        return cls(
+            teacher=ModelSpec.unplaced(logits.model, config.models[logits.model]),
+            texts=logits.model_copy(update={"max_failed_ratio": 0.0, "top_k": 1}),
+            dataset=config.datasets[logits.dataset] if logits.dataset is not None else None,
+            prompt=prompt,
+            examples=config.datasets[shown.dataset] if shown is not None else None,
+            ends_with_token=logits.run is None or not config.runs[logits.run].sampling.stop,
+        )
 
 
 class MetricsSpec(Section):

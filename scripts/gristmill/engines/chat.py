@@ -86,6 +86,11 @@ class ChatEncoder:
         found.update(_as_ids(self._turn_end()))
         return sorted(found)
 
+    def answer_end(self) -> int | None:
+        """The token with which an answer ends by itself: that of the template, else the tokenizer's; None without."""
+        found = self._turn_end()
+        return found if found is not None else self.tokenizer.eos_token_id
+
     def _turn_end(self) -> int | None:
         """The special token that the template puts behind an assistant's message, if any."""
         if not self.has_template:

@@ -232,4 +232,4 @@ def _gpus_of(model: ModelConfig) -> int:
 
 def _is_used(config: Config, model: str) -> bool:
     used = {run.model for run in config.runs.values()} | {judge.model for judge in config.judges.values()}
-    return model in used
+    return model in used | {logits.model for logits in config.logits.values()}

@@ -89,7 +89,7 @@ def _tokens_with_room(model: Any) -> int:
     import torch
 
     count = torch.cuda.device_count()
-    free = min(_free_bytes(device) for device in range(count))
+    free = min(free_bytes(device) for device in range(count))
     return int(CACHE_SHARE * free * count / max(1, _cache_bytes_per_token(model)))
 
 
@@ -101,7 +101,7 @@ def _cache_bytes_per_token(model: Any) -> int:
     return int(2 * config.num_hidden_layers * heads * size * model.dtype.itemsize)
 
 
-def _free_bytes(device: int) -> int:
+def free_bytes(device: int) -> int:
     """Free memory of a device: what the driver has, and what torch holds without using it."""
     import torch
 

@@ -53,14 +53,14 @@ class VllmEngine:
         set_environment()
         if on_gpu:
             number_devices()
-        gpus = _gpus() if on_gpu else 0
+        gpus = gpus_of_lease() if on_gpu else 0
         self._config = model
         self._context_tokens = context_tokens
         self._stopped = False
         self._chat = ChatEncoder(folder, model)
         self._stop_ids = self._chat.stop_ids()
         self.dtype = dtype_of(folder, model, gpus)
-        self._engine = _start(arguments(folder, model, context_tokens, self.dtype, gpus))
+        self._engine = start(arguments(folder, model, context_tokens, self.dtype, gpus))
         self._engine.logger_manager = None  # a server's dashboard: a histogram's entry for every token
         self._window = 2 * int(self._engine.vllm_config.scheduler_config.max_num_seqs)
         self._longest = int(self._engine.model_config.max_model_len)
@@ -263,7 +263,7 @@ def _longest(folder: Path, context_tokens: int | None) -> int:
     return -1 if context_tokens is None or (context_tokens == own and not long_rope) else context_tokens
 
 
-def _start(settings: JsonDict) -> Any:
+def start(settings: JsonDict) -> Any:
     """A vLLM engine with weights and cache.
 
     Raises:
@@ -292,7 +292,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     return (ValueError, VLLMValidationError)
 
 
-def _gpus() -> int:
+def gpus_of_lease() -> int:
     """How many GPUs torch sees: those of the lease."""
     import torch
 
