@@ -14,7 +14,7 @@ BIN := .venv/bin
 SETUP := $(PYTHON) scripts/setup_env.py --device $(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-dev demo test lint schema clean
+.PHONY: help env env-dev demo test test-slurm lint schema clean
 
 help: ## list the targets
 	@echo "usage: make TARGET"
@@ -37,8 +37,12 @@ lint: env-dev ## formatting, types and workflow style
 	$(BIN)/mypy --strict
 	$(BIN)/snakemake --lint
 
-test: lint ## lint, then pytest
-	$(BIN)/pytest $(PYTEST)
+test: lint ## lint, then pytest, all but the tests that need a SLURM
+	$(BIN)/pytest --ignore=tests/slurm $(PYTEST)
+
+test-slurm: env-dev ## pytest on a real SLURM on this machine (root, Debian), which is installed if it is missing
+	$(BIN)/python tests/slurm/cluster.py install
+	$(BIN)/pytest tests/slurm $(PYTEST)
 
 schema: env ## write config/config.schema.json from the typed config
 	$(BIN)/python scripts/schema.py

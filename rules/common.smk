@@ -546,8 +546,9 @@ def begin():
             del os.environ[fence.RUN]  # it is of no run, and stands beside any
         else:
             if PLAN.cluster and workflow.executor_plugin.name == "slurm":
+                slurm.keep_unanswered(workflow.executor_plugin.executor)
                 slurm.require_states(workflow.executor_settings.status_command)
-                slurm.require_accepted(jobs_on_cluster())
+                slurm.require_accepted(jobs_on_cluster(), functools.partial(print, file=sys.stderr))
             fence.claim(os.environ[fence.RUN])
         write_bytes("results/plan.txt", text.encode())
     except UserError as error:

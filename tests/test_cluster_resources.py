@@ -1,8 +1,9 @@
 """Facts about what jobs ask of a cluster, and what SLURM is asked before the first of them."""
 
+import asyncio
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,25 +128,37 @@ def test_a_refusal_is_one_line_for_each_kind_of_job() -> None:
         )
     )
     with pytest.raises(UserError) as error:
-        slurm.require_accepted(jobs, refused)
+        slurm.require_accepted(jobs, print, refused)
     (line,) = str(error.value).splitlines()
     assert line.startswith(
         "SLURM refuses rule generate (--partition=x --gpus=1 --cpus-per-task=4): Invalid partition name specified;"
     )
 
 
+def test_while_nodes_are_down_a_job_that_none_takes_now_is_not_refused() -> None:
+    no_node = (1, "", "allocation failure: Requested node configuration is not available\n")
+    said: list[str] = []
+    away = answering(sbatch=no_node, sinfo=(0, "node1 is idle\nnode2 is drain\nnode2 is drain\n", ""))
+    slurm.require_accepted([("rule generate", 1, {"gpu": 4})], said.append, away)
+    assert said == [
+        "rule generate (--gpus=4 --cpus-per-task=1) cannot start as long as node2 is drain (`sinfo -R`); it will wait"
+    ]
+    with pytest.raises(UserError, match="Requested node configuration is not available"):
+        slurm.require_accepted([("rule generate", 1, {"gpu": 9})], print, answering(sbatch=no_node))
+
+
 def test_a_controller_that_does_not_answer_is_no_refusal() -> None:
     away = answering(sbatch=(1, "", "sbatch: error: Unable to contact slurm controller (connect failure)\n"))
     with pytest.raises(UserError, match=r"^SLURM does not answer: .*scontrol ping"):
-        slurm.require_accepted([("rule generate", 1, {})], away)
+        slurm.require_accepted([("rule generate", 1, {})], print, away)
 
 
 def test_a_time_over_the_partitions_is_refused_before_it_waits_for_ever() -> None:
     limits = answering(sinfo=(0, "4:00:00\n", ""))
     jobs = [("rule generate", 1, {"slurm_partition": "gpu", "runtime": 241})]
     with pytest.raises(UserError, match="runtime is 241 minutes, over the 240 of partition gpu"):
-        slurm.require_accepted(jobs, limits)
-    slurm.require_accepted([("rule generate", 1, {"slurm_partition": "gpu", "runtime": 240})], limits)
+        slurm.require_accepted(jobs, print, limits)
+    slurm.require_accepted([("rule generate", 1, {"slurm_partition": "gpu", "runtime": 240})], print, limits)
 
 
 @pytest.mark.parametrize(
@@ -182,3 +195,40 @@ def test_a_way_to_ask_for_states_that_would_wait_for_ever_is_refused(
         return
     with pytest.raises(UserError, match=said):
         slurm.require_states(status_command, run)
+
+
+class Forgetful:
+    """An executor that answers for the jobs it is told about and forgets the others."""
+
+    def __init__(self, running: set[str], ended: set[str]) -> None:
+        self.running, self.ended = running, ended
+        self.done: list[str] = []
+
+    def report_job_success(self, job: str) -> None:
+        self.done.append(job)
+
+    def report_job_error(self, job: str, msg: str) -> None:
+        self.done.append(f"{job}: {msg}")
+
+    async def check_active_jobs(self, active_jobs: list[str]) -> AsyncIterator[str]:
+        for job in active_jobs:
+            if job in self.ended:
+                self.report_job_success(job)
+            elif job in self.running:
+                yield job
+
+
+def test_a_job_that_could_not_be_asked_about_is_asked_about_again() -> None:
+    class Executor(Forgetful):
+        pass
+
+    async def left(executor: Forgetful, jobs: list[str]) -> list[str]:
+        return [job async for job in executor.check_active_jobs(jobs)]
+
+    slurm.keep_unanswered(Executor)
+    slurm.keep_unanswered(Executor)  # once is enough
+    away = Executor(set(), set())
+    assert asyncio.run(left(away, ["one", "two"])) == ["one", "two"]
+    back = Executor({"one"}, {"two"})
+    assert asyncio.run(left(back, ["one", "two"])) == ["one"]
+    assert back.done == ["two"]

@@ -184,7 +184,7 @@ def test_on_a_cluster_this_machines_gpus_say_nothing() -> None:
 def test_on_a_cluster_the_plan_speaks_of_gpus_elsewhere() -> None:
     assert text({"m": 2}, there=3, cluster=True, total=8) == (
         "8 GPU tokens for jobs on a cluster, each a GPU\n"
-        f"model m: 2 GPUs each, 4 workers with {CLUSTER_THREADS} threads each\n"
+        f"model m: 2 GPUs each, 4 workers with {2 * CLUSTER_THREADS} threads each\n"
     )
 
 

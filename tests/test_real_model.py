@@ -1,9 +1,11 @@
 """Facts about the model's side, on a real one: SmolLM2-135M-Instruct, on the CPU."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.static.engine import StaticEngine
 from gristmill.engines.static.token_budget import TokenBudget
 from gristmill.errors import UserError
+from gristmill.planning.resources import memory_mb
 from gristmill.progress import log
 from gristmill.types import Completion, Failure, Message, Request, Sampling
 
@@ -307,3 +310,34 @@ def test_the_split_refuses_prompts_that_do_not_fit_before_anything_is_generated(
     assert "prompts do not fit" in result.stdout
     assert "on_overflow" in result.stdout
     assert not (real_project.folder / "results/runs/plain/journal").exists()
+
+
+def test_a_worker_on_the_cpu_takes_less_memory_than_a_cluster_is_asked_for(
+    project: Project, smollm2_folder: Path
+) -> None:
+    config = {
+        "datasets": {"rows": {"path": "rows.jsonl"}},
+        "models": {"smollm2": {"source": SOURCE}},
+        "prompts": {"ask": {"file": "ask.jinja"}},
+        "runs": {"plain": {"dataset": "rows", "model": "smollm2", "prompt": "ask", "sampling": {"max_new_tokens": 16}}},
+    }
+    project.write_config(config)
+    process = subprocess.Popen(
+        project.command("--config", "gpus={devices: none}"),
+        env=project.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    most_kb = 0
+    while process.poll() is None:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                command, place = (folder / "cmdline").read_bytes(), (folder / "cwd").readlink()
+                if b"scripts/generate.py" in command and place == project.folder:
+                    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+                    most_kb = max(most_kb, int(status["VmHWM"].split()[0]))
+        time.sleep(0.1)
+    assert process.returncode == 0
+    model = ModelConfig.model_validate(config["models"]["smollm2"])
+    asked_mb = memory_mb(str(project.folder / "results/models/smollm2.json"), model, 0)
+    assert 200_000 < most_kb < 1000 * asked_mb

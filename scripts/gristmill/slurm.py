@@ -1,4 +1,4 @@
-"""SLURM's own word, before the first job, on what the jobs will ask of it.
+"""SLURM's own word, before the first job, on what the jobs will ask of it; and patience while it does not answer.
 
 `sbatch --test-only` says at once what would otherwise come back hours later, once for each job, within a page of text:
 a partition or an account that does not exist, more GPUs than any node has. A time limit over the partition's is
@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
-from gristmill.errors import UserError
+from gristmill.errors import UserError, some
 
 Run = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
 #: Resource → sbatch's option, as snakemake-executor-plugin-slurm gives them.
@@ -27,6 +27,9 @@ _OPTIONS = {
     "nodes": "--nodes",
 }
 _TIMEOUT_S = 60
+_NO_NODE = "node configuration is not available"
+#: States of nodes that take jobs (sinfo's %t).
+_AT_WORK = frozenset({"idle", "mix", "mixed", "alloc", "allocated", "comp", "plnd", "resv", "idle~", "idle#"})
 #: The executor looks at most 180 seconds apart, and squeue takes its time.
 LONGEST_PAUSE_S = 190
 _MINUTES_A_DAY = 1440
@@ -48,11 +51,17 @@ def options(threads: int, resources: Mapping[str, Any]) -> list[str]:
     return found + shlex.split(str(resources.get("slurm_extra") or ""))
 
 
-def require_accepted(jobs: Iterable[tuple[str, int, Mapping[str, Any]]], run: Run = run) -> None:
+def require_accepted(
+    jobs: Iterable[tuple[str, int, Mapping[str, Any]]], log: Callable[[str], None], run: Run = run
+) -> None:
     """Refuse a run of which SLURM would refuse a job.
+
+    While nodes are down or drained SLURM says the same of a job that they could take as of one that none could; then it
+    is only said, and the job will wait.
 
     Args:
         jobs: for each a name for messages, threads, and resources; equal ones are asked about once.
+        log: takes what is no refusal.
         run: runs one of SLURM's commands.
 
     Raises:
@@ -64,7 +73,9 @@ def require_accepted(jobs: Iterable[tuple[str, int, Mapping[str, Any]]], run: Ru
     problems: list[str] = []
     for argv, (name, resources) in asked.items():
         said = _refusal(list(argv), run) or _too_long(resources, run)
-        if said:
+        if said and _NO_NODE in said and (away := _away(resources, run)):
+            log(f"{name} ({' '.join(argv)}) cannot start as long as {away} (`sinfo -R`); it will wait")
+        elif said:
             problems.append(
                 f"SLURM refuses {name} ({' '.join(argv)}): {said}; see `sinfo`, then the profile or models.*.resources"
             )
@@ -94,6 +105,40 @@ def require_states(status_command: str | None, run: Run = run) -> None:
         )
 
 
+def keep_unanswered(executor: Any) -> None:
+    """Make the executor's class keep the jobs that it could not ask about, and ask again.
+
+    snakemake-executor-plugin-slurm (2.8) forgets all its jobs when every question of a round fails, as while slurmctld
+    is started again, and then waits for them for ever. What it neither reports nor gives back is given back here.
+    """
+    ask = executor.check_active_jobs
+    if getattr(ask, "keeps_unanswered", False):
+        return
+    reported: set[int] = set()
+
+    def noting(report: Callable[..., None]) -> Callable[..., None]:
+        def noted(self: Any, job: Any, *args: Any, **more: Any) -> None:
+            reported.add(id(job))
+            report(self, job, *args, **more)
+
+        return noted
+
+    async def check_active_jobs(self: Any, active_jobs: list[Any]) -> AsyncIterator[Any]:
+        reported.clear()
+        given: set[int] = set()
+        async for job in ask(self, active_jobs):
+            given.add(id(job))
+            yield job
+        for job in active_jobs:
+            if id(job) not in given | reported:
+                yield job
+
+    check_active_jobs.keeps_unanswered = True  # type: ignore[attr-defined]
+    executor.check_active_jobs = check_active_jobs
+    for name in ("report_job_success", "report_job_error"):
+        setattr(executor, name, noting(getattr(executor, name)))
+
+
 def _refusal(argv: list[str], run: Run) -> str | None:
     """Why sbatch would not take a job; None when it would."""
     try:
@@ -107,6 +152,14 @@ def _refusal(argv: list[str], run: Run) -> str | None:
     if "ontact" in said:  # Unable to contact slurm controller
         raise UserError(f"SLURM does not answer: {said}; see `scontrol ping`, then run again")
     return said
+
+
+def _away(resources: Mapping[str, Any], run: Run) -> str | None:
+    """Which of the partition's nodes take no jobs now, with their states; None when all do."""
+    partition = [f"--partition={resources['slurm_partition']}"] if resources.get("slurm_partition") else []
+    lines = run(["sinfo", "-h", "-N", "-o", "%N is %t", *partition]).stdout.splitlines()
+    away = sorted({line for line in lines if line.rpartition(" ")[2] not in _AT_WORK})
+    return some(away) if away else None
 
 
 def _too_long(resources: Mapping[str, Any], run: Run) -> str | None:

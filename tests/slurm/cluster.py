@@ -53,7 +53,8 @@ def install() -> None:
     if all(shutil.which(name) for name in PROGRAMS):
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        sys.exit("SLURM is missing, and needs root and apt-get to be installed")
+        print("SLURM is not installed, which takes root and apt-get; its tests will be skipped")
+        return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(["apt-get", "update"], check=True, stdout=subprocess.DEVNULL)
     command = ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]

@@ -88,6 +88,15 @@ def test_a_preempted_job_goes_back_into_the_queue_and_goes_on(two_nodes: Cluster
     require_each_row_once(project)
 
 
+def test_nodes_that_are_drained_are_waited_for(two_nodes: Cluster, project: ClusterProject) -> None:
+    slurm("scontrol update nodename=node[1-2] state=drain reason=maintenance")
+    process = project.start()
+    until(lambda: list(two_nodes.jobs().values()).count("PENDING") == 2, project)
+    slurm("scontrol update nodename=node[1-2] state=resume")
+    said = project.finished(process)
+    assert re.search(r"^rule generate \(.*\) cannot start as long as node1 is drain\w*, node2 is drain", said, re.M)
+
+
 def test_a_full_queue_is_waited_for(two_nodes: Cluster, project: ClusterProject) -> None:
     other = slurm(
         "sbatch --parsable --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --output=/dev/null --wrap='sleep 60'"
@@ -106,6 +115,7 @@ def test_a_controller_that_is_away_is_waited_for(two_nodes: Cluster, project: Cl
     time.sleep(25)
     two_nodes.start_controller()
     project.finished(process)
+    two_nodes.until_idle()
     require_each_row_once(project)
 
 
@@ -115,6 +125,7 @@ def test_without_a_controller_a_run_ends_with_one_line(two_nodes: Cluster, proje
         result = project.run()
     finally:
         two_nodes.start_controller()
+        two_nodes.until_idle()
     assert result.returncode != 0
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("error:")]
     assert line.startswith("error: SLURM does not answer:")

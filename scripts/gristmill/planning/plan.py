@@ -125,11 +125,10 @@ def make_plan(
     if not usable and not isinstance(config.gpus.wanted(), str) and not cluster:
         key, step = ("groups names", "remove gpus.groups") if config.gpus.groups else ("devices is", "set it to auto")
         raise UserError(f"gpus.{key} {config.gpus.wanted()}, but no GPU may be used here; {step}")
-    if cluster and not isinstance(config.gpus.wanted(), str):
-        key = "groups" if config.gpus.groups else "devices"
+    if cluster and config.gpus.groups:
         raise UserError(
-            f"gpus.{key} names GPUs of this machine, but the jobs run on a cluster, which gives them GPUs of its own; "
-            f"remove gpus.{key}"
+            "gpus.groups names GPUs of this machine, but the jobs run on a cluster, which gives them GPUs of its own; "
+            "remove gpus.groups"
         )
     free = [gpu for gpu in usable if gpu.uuid not in (busy or {})] or list(usable)
     groups = _groups(config.gpus, free)
