@@ -15,7 +15,7 @@ rule prepare_model:
         spec=model_spec,
         files=lambda w: [(path.name, *content_of(path)) for path in weights_files(w)],
     shell:
-        program("prepare_model.py") + " --spec {params.spec:q} --out {output:q} > {log:q} 2>&1"
+        program("prepare_model.py", *PLACEMENTS) + " --spec {params.spec:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule generate:

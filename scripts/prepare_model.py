@@ -21,9 +21,10 @@ def main() -> None:
     """Weights in, description out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True)
+    parser.add_argument("--placements", default="{}", help="JSON of where and how each model runs")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    spec = decode(ModelSpec, args.spec)
+    spec = decode(ModelSpec, args.spec).placed(args.placements)
     described = prepare(spec.name, spec.model, log)
     write_json(args.out, described)
     if spec.model.endpoint is not None:

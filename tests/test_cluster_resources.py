@@ -147,6 +147,13 @@ def test_while_nodes_are_down_a_job_that_none_takes_now_is_not_refused() -> None
         slurm.require_accepted([("rule generate", 1, {"gpu": 9})], print, answering(sbatch=no_node))
 
 
+def test_a_full_queue_is_no_refusal() -> None:
+    full = answering(sbatch=(1, "", "allocation failure: Resource temporarily unavailable\n"))
+    said: list[str] = []
+    slurm.require_accepted([("rule generate", 1, {"gpu": 4})], said.append, full)
+    assert said == ["SLURM's queue is full (Resource temporarily unavailable); sbatch waits and tries again"]
+
+
 def test_a_controller_that_does_not_answer_is_no_refusal() -> None:
     away = answering(sbatch=(1, "", "sbatch: error: Unable to contact slurm controller (connect failure)\n"))
     with pytest.raises(UserError, match=r"^SLURM does not answer: .*scontrol ping"):

@@ -15,9 +15,9 @@ from conftest import ROOT, wait_until
 
 from gristmill import local_copy, locks
 from gristmill.errors import UserError
-from gristmill.local_copy import expanded, local
+from gristmill.local_copy import local
 from gristmill.types import JsonDict
-from gristmill.weights import fingerprint, weights_inputs
+from gristmill.weights import expanded, fingerprint, weights_inputs
 
 #: Copies as a worker does, tells where it reads from, and reads until its input ends.
 WORKER = """

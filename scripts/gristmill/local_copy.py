@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from gristmill import locks
 from gristmill.errors import UserError
 from gristmill.files import atomic_folder
 from gristmill.types import JsonDict
-from gristmill.weights import require_prepared
+from gristmill.weights import expanded, require_prepared
 
 Log = Callable[[str], None]
 #: How long a worker waits for another one of its node that copies.
@@ -31,20 +30,6 @@ COPY_WAIT_S = 7200.0
 _UNREAD = {".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".onnx", ".ot", ".safetensors", ".zip", ".tar", ".gz"}
 _LOG_EVERY_S = 10.0
 _GB = 1_000_000_000
-
-
-def expanded(text: str, key: str) -> Path:
-    """A folder of the config with `~`, `$NAME` and `${NAME}` put in.
-
-    Raises:
-        UserError: a variable is not set here.
-    """
-    for name in re.findall(r"\$\{?(\w+)\}?", text):
-        if not os.environ.get(name):
-            raise UserError(
-                f"{key} is {text!r}, but ${name} is not set on {os.uname().nodename}; set it or name a folder"
-            )
-    return Path(os.path.expandvars(text)).expanduser()
 
 
 @contextlib.contextmanager

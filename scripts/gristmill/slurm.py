@@ -27,6 +27,7 @@ _OPTIONS = {
     "nodes": "--nodes",
 }
 _TIMEOUT_S = 60
+_NOT_NOW = "temporarily unavailable"
 _NO_NODE = "node configuration is not available"
 #: States of nodes that take jobs (sinfo's %t).
 _AT_WORK = frozenset({"idle", "mix", "mixed", "alloc", "allocated", "comp", "plnd", "resv", "idle~", "idle#"})
@@ -57,7 +58,7 @@ def require_accepted(
     """Refuse a run of which SLURM would refuse a job.
 
     While nodes are down or drained SLURM says the same of a job that they could take as of one that none could; then it
-    is only said, and the job will wait.
+    is only said, and the job will wait. So it is when the queue is full.
 
     Args:
         jobs: for each a name for messages, threads, and resources; equal ones are asked about once.
@@ -73,7 +74,9 @@ def require_accepted(
     problems: list[str] = []
     for argv, (name, resources) in asked.items():
         said = _refusal(list(argv), run) or _too_long(resources, run)
-        if said and _NO_NODE in said and (away := _away(resources, run)):
+        if said and _NOT_NOW in said:
+            log(f"SLURM's queue is full ({said}); sbatch waits and tries again")
+        elif said and _NO_NODE in said and (away := _away(resources, run)):
             log(f"{name} ({' '.join(argv)}) cannot start as long as {away} (`sinfo -R`); it will wait")
         elif said:
             problems.append(

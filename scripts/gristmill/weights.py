@@ -2,7 +2,8 @@
 
 - `package:<module>/<file>.gguf` is a GGUF file inside an installed Python package; it is converted once to safetensors
   in bfloat16 below the cache folder (GRISTMILL_CACHE, else the user's cache), one process at a time.
-- A hub id is fetched into the hub's own cache at the revision asked for; the commit is recorded.
+- A hub id is fetched into the hub's own cache, or the config's cache_dir, at the revision asked for; the commit is
+  recorded.
 - The fingerprint covers weights, tokenizer and code. Large files enter by size and 64 samples spread over the file:
   seconds instead of minutes for 140 GB, and any training step changes them.
 - Whether the files are whole is seen here, once (weight_files.py), and a worker sees that they are still the same: no
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -152,6 +154,20 @@ def _differences(there: JsonDict, wanted: JsonDict) -> list[str]:
     return gone + new + [f"{name} has {there[name]:,} bytes, had {wanted[name]:,}" for name in both]
 
 
+def expanded(text: str, key: str) -> Path:
+    """A folder of the config with `~`, `$NAME` and `${NAME}` put in.
+
+    Raises:
+        UserError: a variable is not set here.
+    """
+    for name in re.findall(r"\$\{?(\w+)\}?", text):
+        if not os.environ.get(name):
+            raise UserError(
+                f"{key} is {text!r}, but ${name} is not set on {os.uname().nodename}; set it or name a folder"
+            )
+    return Path(os.path.expandvars(text)).expanduser()
+
+
 def cache_folder() -> Path:
     """Where converted models are kept: GRISTMILL_CACHE, else gristmill/ in the user's cache folder."""
     if folder := os.environ.get("GRISTMILL_CACHE"):
@@ -190,20 +206,21 @@ def stored_dtype(folder: Path) -> str | None:
 
 def _locate(model: ModelConfig, log: Callable[[str], None]) -> tuple[Path, str | None]:
     source = model.source or ""
+    cache = expanded(model.cache_dir, "models.*.cache_dir").absolute() if model.cache_dir is not None else None
     if source.startswith("package:"):
-        return _from_package(source, log), None
+        return _from_package(source, cache or cache_folder() / "models", log), None
     if Path(source).is_dir():
         return Path(source), None
-    return _from_hub(source, model)
+    return _from_hub(source, model, cache)
 
 
-def _from_hub(source: str, model: ModelConfig) -> tuple[Path, str | None]:
+def _from_hub(source: str, model: ModelConfig, cache: Path | None) -> tuple[Path, str | None]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [*WEIGHT_PATTERNS, "*.bin"] if model.allow_pickle else list(WEIGHT_PATTERNS)
     try:
-        folder = Path(snapshot_download(source, revision=model.revision, allow_patterns=patterns))
+        folder = Path(snapshot_download(source, revision=model.revision, allow_patterns=patterns, cache_dir=cache))
     except HFValidationError as error:
         raise UserError(f"models.*.source {source!r} is neither a folder nor a hub id; correct it") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -214,10 +231,10 @@ def _from_hub(source: str, model: ModelConfig) -> tuple[Path, str | None]:
     return folder, folder.name
 
 
-def _from_package(source: str, log: Callable[[str], None]) -> Path:
+def _from_package(source: str, cache: Path, log: Callable[[str], None]) -> Path:
     """The safetensors folder of a GGUF file in a package, converted if this is the first use."""
     gguf = _package_file(source)
-    folder = cache_folder() / "models" / f"{gguf.stem}-{hashlib.sha256(_sampled(gguf)).hexdigest()[:12]}"
+    folder = cache / f"{gguf.stem}-{hashlib.sha256(_sampled(gguf)).hexdigest()[:12]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locks.held(folder.with_suffix(".lock"), f"convert {gguf.name}", _LOCK_WAIT_S, log):

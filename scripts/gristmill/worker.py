@@ -26,6 +26,7 @@ from gristmill.gpu.watch import Place, Watch
 from gristmill.job import alone, device_names, held, usable
 from gristmill.judging.asking import Asking, UnreadableStreak
 from gristmill.keys import WEIGHTLESS, RequestKeys, model_identity
+from gristmill.local_copy import local
 from gristmill.manifest import installed_versions
 from gristmill.merging import allowed, part_line
 from gristmill.planning.workers import Worker
@@ -160,14 +161,16 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
     place = Place(shard.unit, shard.name, shard.gpu_samples)
     rule = "judge_generate" if shard.unit.startswith("judges/") else "generate"
     group = held(job.there, shard.worker, f"{rule} {shard.unit} {shard.name}", job.config, shard.scheduled)
-    with group as devices, Watch(devices, place, job.config, log) as watch:
+    # Before the lease: GPUs need not be held while files are copied.
+    weights_here = local(job.weights, job.model.local_copy, log)
+    with weights_here as weights, group as devices, Watch(devices, place, job.config, log) as watch:
         # The lease may have been waited for, and others may have answered meanwhile.
         if devices:
             _recall(shard, requests, known)
         if not requests.open(known):
             return {}
         start = time.monotonic()
-        engine, why = _open(job, bool(devices), requests.kinds())
+        engine, why = _open(job, weights, bool(devices), requests.kinds())
         load_s = time.monotonic() - start
         watch.loaded()
         where = "a server" if job.model.endpoint is not None else device_names(devices)
@@ -190,14 +193,14 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
     return failures
 
 
-def _open(job: _Job, on_gpu: bool, requests: Collection[Request]) -> tuple[Engine, str]:
+def _open(job: _Job, weights: JsonDict, on_gpu: bool, requests: Collection[Request]) -> tuple[Engine, str]:
     if job.model.engine not in WEIGHTLESS:
-        require_prepared(job.weights)
+        require_prepared(weights)
         import torch
 
         torch.set_num_threads(job.threads)
     samplings, labelled = {request.sampling for request in requests}, any(request.labels for request in requests)
-    return open_engine(job.model, job.weights, on_gpu, log, samplings, labelled)
+    return open_engine(job.model, weights, on_gpu, log, samplings, labelled)
 
 
 def _worker_info(shard: Shard, engine: Engine, why: str, devices: list[Gpu]) -> JsonDict:

@@ -67,6 +67,14 @@ class ModelConfig(Section):
         None, gt=0, description="A row whose answer takes longer fails, from when it joins a batch. null: no limit."
     )
     max_batch_rows: int | None = Field(None, ge=1, description="Most rows in a batch; null: from the memory left.")
+    cache_dir: str | None = Field(
+        None,
+        description="Where prepare_model keeps fetched and converted weights; null: the hub's own cache. $VAR and ~.",
+    )
+    local_copy: str | None = Field(
+        None,
+        description="A folder on a node's own disk, to which its first worker copies the weights. $VAR and ~ work.",
+    )
     resources: Resources = Field(
         {},
         description="What the model's jobs ask of a cluster, by Snakemake's names: {runtime: 240, mem_mb: 64000, "

@@ -32,7 +32,7 @@ from gristmill.errors import UserError
 PLACEMENT = frozenset(
     {
         *("gpus_per_model", "shards_per_worker", "parallel", "device_map", "max_memory", "attention"),
-        *("max_batch_rows", "allow_offload", "resources"),
+        *("max_batch_rows", "allow_offload", "resources", "cache_dir", "local_copy"),
     }
 )
 #: One command-line argument may hold 128 KiB on Linux (MAX_ARG_STRLEN); stay clear of it.

@@ -19,6 +19,7 @@ from gristmill.files import with_checksum, write_jsonl
 from gristmill.gpu.watch import Place, Watch
 from gristmill.job import alone, device_names, held, usable
 from gristmill.keys import model_identity
+from gristmill.local_copy import local
 from gristmill.logits import journal
 from gristmill.logits.scoring import Teacher
 from gristmill.logits.storage import FORMAT_VERSION, SHIFT, LogitsRow, tokenizer_sha256
@@ -79,8 +80,9 @@ def score_share(share: Share, model: ModelConfig, weights: JsonDict, config: Gpu
         failures: dict[str, Failure] = {}
         if left:
             purpose = f"logits {share.unit} {share.name}"
-            with held(there, worker, purpose, config, share.scheduled) as devices:
-                failures = _score(share, model, weights, config, threads, devices, own, stop)
+            group = held(there, worker, purpose, config, share.scheduled)
+            with local(weights, model.local_copy, log) as here, group as devices:
+                failures = _score(share, model, here, config, threads, devices, own, stop)
         if len(failures) > allowed(share.max_failed_ratio, len(own) * share.numbers[1]) or (
             failures and len(failures) == count
         ):

@@ -19,6 +19,7 @@ from gristmill.memory.fitting import PROMPT_TOKENS, fit, require_fit, verdict
 from gristmill.memory.shapes import Shape, read_shape
 from gristmill.planning.plan import Plan
 from gristmill.planning.workers import Worker
+from gristmill.weights import expanded
 
 _BYTES_NAMES = {4: "32-bit", 2: "16-bit", 1: "8-bit"}
 #: Says where a model's folder is; None while it is not on this machine.
@@ -127,7 +128,10 @@ def _worker_lines(shape: Shape, model: ModelConfig, load: Load, worker: Worker, 
 def _cached(model: ModelConfig) -> Path | None:
     """The snapshot in the hub's cache, by its path: importing huggingface_hub would cost every run 0.3 seconds."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{(model.source or '').replace('/', '--')}"
+    hub = expanded(model.cache_dir, "models.*.cache_dir") if model.cache_dir is not None else None
+    cache = (
+        hub or Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    ) / f"models--{(model.source or '').replace('/', '--')}"
     reference = cache / "refs" / (model.revision or "main")
     commit = reference.read_text().strip() if reference.is_file() else (model.revision or "main")
     snapshot = cache / "snapshots" / commit
