@@ -37,7 +37,7 @@ gpus: {total: SHARDS}
 WAYS = {
     "local": ["--workflow-profile", "profiles/default", "--cores", "all"],
     "slurm": ["--workflow-profile", "profiles/slurm"],
-    "slurm, array": ["--workflow-profile", "profiles/slurm", "--slurm-array-jobs", "generate"],
+    "slurm-array": ["--workflow-profile", "profiles/slurm", "--slurm-array-jobs", "generate"],
 }
 
 

@@ -56,9 +56,9 @@ def test_the_demo_in_float32_gives_on_slurm_what_it_gives_here(
     one_node: Cluster, project: ClusterProject, smollm2_folder: Path
 ) -> None:
     demo = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-    demo["datasets"]["questions"]["max_rows"] = 6
+    demo["datasets"]["questions"]["max_rows"] = 3
     demo["models"]["smollm2"] |= {"dtype": "float32", "resources": {"mem_mb": 8000, "runtime": 10}}
-    demo["gpus"] = {"devices": "none", "total": 2}
+    demo["gpus"] = {"devices": "none", "total": 1}
     project.write_config(demo)
     project.finished(project.start(), seconds=900)
     here = Project(project.folder.with_name("here"))

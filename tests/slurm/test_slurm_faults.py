@@ -164,7 +164,7 @@ def test_a_queue_that_takes_no_more_jobs_is_waited_for(project: ClusterProject) 
         process = project.start()
         until(lambda: "rule generate:" in project.said(), project)
         time.sleep(5)
-        assert len(small.jobs()) == 3
+        assert len(small.jobs()) < 4  # both of ours cannot be in
         small.kill_controller()
         small.set_max_jobs(1000)
         small.start_controller()
