@@ -106,7 +106,7 @@ def test_a_model_is_fetched_into_the_folder_of_the_config_and_stays_there(
     fetched = list(Hub.asked)
     project.write_config(there | {"models": {"tiny": model | {"cache_dir": "elsewhere"}}})
     assert "Nothing to be done" in project.done("results/runs/a/manifest.json", **place)
-    project.done("--forcerun", "prepare_model", "--", "results/runs/a/manifest.json", **place)
+    project.done("results/runs/a/manifest.json", "--forcerun", "prepare_model", **place)
     assert Hub.asked != fetched
     assert Path(project.value("models/tiny.json")["folder"]).is_relative_to(project.folder / "elsewhere")
     assert len(project.asked("runs/a")) == 12
