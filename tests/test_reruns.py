@@ -155,6 +155,8 @@ PLACEMENT = {
     "attention": "sdpa",
     "max_batch_rows": 8,
     "allow_offload": True,
+    "cache_dir": "cache",
+    "local_copy": "$HOME/${UNSET}",
 }
 LINES = {
     "row-edited": Line(lambda run: run.rows[1].update(question="else"), ["r1"], ANSWER),

@@ -3,6 +3,7 @@
 - One job copies, under a lock; the others of the node wait for it. The copy is made beside its name, compared with what
   prepare_model described (sizes and fingerprint) and takes its name whole: `<model>@<fingerprint>`.
 - Whoever loads from a copy holds a shared lock on it. Copies of a model's earlier weights are removed when nobody does.
+- What killed jobs left and what is damaged goes before the room is counted: a disk often has room for one copy only.
 - A copy is a convenience: where there is no room, or no folder that can be written, the log says so and the original is
   read. A folder of another user is not trusted, since its weights could be anyone's.
 """
@@ -19,9 +20,9 @@ from pathlib import Path
 
 from gristmill import locks
 from gristmill.errors import UserError
-from gristmill.files import atomic_folder
+from gristmill.files import atomic_folder, sweep
 from gristmill.types import JsonDict
-from gristmill.weights import expanded, require_prepared
+from gristmill.weights import expanded, require_prepared, weights_inputs
 
 Log = Callable[[str], None]
 #: How long a worker waits for another one of its node that copies.
@@ -30,6 +31,7 @@ COPY_WAIT_S = 7200.0
 _UNREAD = {".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".onnx", ".ot", ".safetensors", ".zip", ".tar", ".gz"}
 _LOG_EVERY_S = 10.0
 _GB = 1_000_000_000
+_CHUNK_BYTES = 16 << 20
 
 
 @contextlib.contextmanager
@@ -63,6 +65,7 @@ def local(described: JsonDict, local_copy: str | None, log: Log) -> Iterator[Jso
 def _made(described: JsonDict, target: Path, log: Log) -> bool:
     """Have the copy, made now if need be; False where it is not to be had."""
     if _is_whole(described, target):
+        _remove_others(described["name"], target, log)
         return True
     source = require_prepared(described)
     try:
@@ -70,7 +73,8 @@ def _made(described: JsonDict, target: Path, log: Log) -> bool:
             if _is_whole(described, target):  # another worker was faster
                 return True
             _remove_others(described["name"], target, log)
-            files = _files_of(source, described)
+            _make_way(described["name"], target)
+            files = _files_of(source)
             need, free = sum(path.stat().st_size for path in files), shutil.disk_usage(target.parent).free
             if need > free:
                 log(
@@ -78,7 +82,8 @@ def _made(described: JsonDict, target: Path, log: Log) -> bool:
                 )
                 return False
             with atomic_folder(target) as temporary:
-                _copy(files, temporary, log)
+                log(f"copying {need / _GB:.1f} GB to {target}")
+                _copy(files, temporary, need, log)
                 require_prepared(described | {"folder": str(temporary)})
             log(f"copied {need / _GB:.1f} GB to {target}")
             return True
@@ -88,7 +93,7 @@ def _made(described: JsonDict, target: Path, log: Log) -> bool:
 
 
 def _is_whole(described: JsonDict, target: Path) -> bool:
-    if not target.is_dir() or target.stat().st_uid not in (os.getuid(), 0):
+    if target.is_symlink() or not target.is_dir() or target.stat().st_uid not in (os.getuid(), 0):
         return False
     try:
         require_prepared(described | {"folder": str(target)})
@@ -97,23 +102,41 @@ def _is_whole(described: JsonDict, target: Path) -> bool:
     return True
 
 
-def _files_of(source: Path, described: JsonDict) -> list[Path]:
+def _make_way(name: str, target: Path) -> None:
+    """Remove what killed jobs left of the model's copies, and a damaged copy; the target's lock is held.
+
+    Raises:
+        UserError: something is in the copy's place and stays there.
+    """
+    sweep(target.parent, f"{name}@*")
+    for left in target.parent.glob(f".{target.name}.*.tmp"):  # under the lock also one of this second is nobody's
+        shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)
+    if os.path.lexists(target):
+        raise UserError(f"{target} is in the way and cannot be removed; move it away or name another folder")
+
+
+def _files_of(source: Path) -> list[Path]:
     """The files that the fingerprint covers, and what else is small and may be read: a tokenizer of its own form."""
-    named = described.get("files", {})
+    covered = set(weights_inputs(source))
     found = [path for path in source.iterdir() if path.is_file()]
-    return sorted(path for path in found if path.name in named or path.suffix not in _UNREAD)
+    return sorted(path for path in found if path in covered or path.suffix not in _UNREAD)
 
 
-def _copy(files: list[Path], folder: Path, log: Log) -> None:
-    """Copy files, links followed, onto the disk."""
-    said = time.monotonic()
-    for number, path in enumerate(files, start=1):
-        shutil.copyfile(path, folder / path.name)
-        with open(folder / path.name, "rb") as handle:
-            os.fsync(handle.fileno())
-        if time.monotonic() - said > _LOG_EVERY_S:
-            said = time.monotonic()
-            log(f"copied {number} of {len(files)} files to {folder.parent}")
+def _copy(files: list[Path], folder: Path, need: int, log: Log) -> None:
+    """Copy files of `need` bytes, links followed, onto the disk."""
+    said, done = time.monotonic(), 0
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    for path in files:
+        with open(path, "rb", buffering=0) as read, open(folder / path.name, "xb") as written:
+            while count := read.readinto(buffer):
+                written.write(buffer[:count])
+                done += count
+                if time.monotonic() - said > _LOG_EVERY_S:
+                    said = time.monotonic()
+                    log(f"copied {done / _GB:.1f} of {need / _GB:.1f} GB to {folder.parent}")
+            written.flush()
+            os.fsync(written.fileno())
 
 
 def _remove_others(name: str, target: Path, log: Log) -> None:
@@ -121,12 +144,16 @@ def _remove_others(name: str, target: Path, log: Log) -> None:
     for path in target.parent.glob(f"{name}@*"):
         if path == target or not path.is_dir() or path.stat().st_uid != os.getuid():
             continue
-        fd = locks.try_lock(_beside(path, "use"), "remove")
+        try:
+            fd = locks.try_lock(_beside(path, "use"), "remove")
+        except UserError as error:
+            log(f"{path}, the copy of other weights, stays: {error}")
+            continue
         if fd is None:
             continue
         shutil.rmtree(path, ignore_errors=True)
         locks.release(fd)
-        log(f"removed {path}, the copy of other weights")
+        log(f"{'could not remove' if path.exists() else 'removed'} {path}, the copy of other weights")
 
 
 @contextlib.contextmanager

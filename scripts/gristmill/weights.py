@@ -39,6 +39,7 @@ _LOCK_WAIT_S = 3600.0
 _ECHO = "echo"
 _SERVED = "endpoint:"
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_VARIABLE = re.compile(r"\$(?:(?P<bare>[A-Za-z_]\w*)|\{(?P<braced>[^}]*)\})")
 _REMEDY = "remove it and run again (answers are kept)"
 
 
@@ -158,14 +159,20 @@ def expanded(text: str, key: str) -> Path:
     """A folder of the config with `~`, `$NAME` and `${NAME}` put in.
 
     Raises:
-        UserError: a variable is not set here.
+        UserError: a variable is not set here, or nobody of the name after `~` is known.
     """
-    for name in re.findall(r"\$\{?(\w+)\}?", text):
-        if not os.environ.get(name):
-            raise UserError(
-                f"{key} is {text!r}, but ${name} is not set on {os.uname().nodename}; set it or name a folder"
-            )
-    return Path(os.path.expandvars(text)).expanduser()
+    here = os.uname().nodename
+
+    def value(found: re.Match[str]) -> str:
+        name = found["bare"] or found["braced"]
+        if not (there := os.environ.get(name)):
+            raise UserError(f"{key} is {text!r}, but ${name} is not set on {here}; set it or name a folder")
+        return there
+
+    home = os.path.expanduser(text)
+    if home.startswith("~"):
+        raise UserError(f"{key} is {text!r}, but {home.split('/')[0]} has no home on {here}; name a folder")
+    return Path(_VARIABLE.sub(value, home))
 
 
 def cache_folder() -> Path:
@@ -219,6 +226,13 @@ def _from_hub(source: str, model: ModelConfig, cache: Path | None) -> tuple[Path
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [*WEIGHT_PATTERNS, "*.bin"] if model.allow_pickle else list(WEIGHT_PATTERNS)
+    if cache is not None:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"models.*.cache_dir {cache} cannot be made: {error.strerror}; name a folder that you may write"
+            ) from error
     try:
         folder = Path(snapshot_download(source, revision=model.revision, allow_patterns=patterns, cache_dir=cache))
     except HFValidationError as error:

@@ -69,10 +69,12 @@ class ModelConfig(Section):
     max_batch_rows: int | None = Field(None, ge=1, description="Most rows in a batch; null: from the memory left.")
     cache_dir: str | None = Field(
         None,
+        min_length=1,
         description="Where prepare_model keeps fetched and converted weights; null: the hub's own cache. $VAR and ~.",
     )
     local_copy: str | None = Field(
         None,
+        min_length=1,
         description="A folder on a node's own disk, to which its first worker copies the weights. $VAR and ~ work.",
     )
     resources: Resources = Field(
