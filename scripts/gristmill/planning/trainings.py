@@ -1,0 +1,47 @@
+"""Trainings against the plan: enough GPU tokens for their processes, and a batch that these can share."""
+
+from __future__ import annotations
+
+from gristmill.config.schema import Config, TrainingConfig
+from gristmill.errors import UserError
+from gristmill.planning.plan import Plan, count
+from gristmill.training.task import Effective
+
+
+def training_gpus(plan: Plan, training: TrainingConfig) -> int:
+    """GPU tokens of a training's job; without a GPU its processes share the CPU, and it takes one."""
+    return training.gpus * training.nodes if plan.gpus or plan.cluster else 1
+
+
+def training_threads(plan: Plan, training: TrainingConfig) -> int:
+    """CPU threads of a training's job."""
+    if plan.cores is None:
+        return 4 * training.gpus
+    return min(plan.cores, 4 * training.gpus) if plan.gpus else plan.cores
+
+
+def refuse_unfit_trainings(config: Config, plan: Plan) -> None:
+    """Stop before the first job when a training cannot have its GPUs, or its processes cannot share its batch.
+
+    Raises:
+        UserError: one line for each such training.
+    """
+    problems: list[str] = []
+    for name, training in config.trainings.items():
+        wanted = training_gpus(plan, training)
+        if wanted > plan.tokens:
+            problems.append(
+                f"trainings.{name} takes {count(wanted, 'GPU')} (gpus {training.gpus} × nodes {training.nodes}), and there "
+                f"are {count(plan.tokens, 'GPU token')}; lower gpus (the effective batch stays), or use a larger machine"
+            )
+        if training.nodes > 1 and not plan.cluster:
+            problems.append(
+                f"trainings.{name}.nodes is {training.nodes}, which takes a cluster (docs/training.md); use 1"
+            )
+        processes = training.gpus * training.nodes if plan.gpus or plan.cluster else training.processes
+        try:
+            Effective.of(training, processes)
+        except UserError as error:
+            problems.append(f"trainings.{name}: {error}")
+    if problems:
+        raise UserError("\n".join(problems))
