@@ -4,9 +4,9 @@
         --work results/trainings/student --model results/trainings/student/model \
         --metrics results/trainings/student/metrics.json --threads 2
 
-SPEC is the JSON of gristmill.config.specs.TrainingSpec; the workflow passes it (see `snakemake -p`). TERM and INT end the
-step in flight and write a checkpoint; run again to go on from it. Under SLURM with `nodes` over 1 it starts a torchrun on
-each node of the job.
+SPEC is the JSON of gristmill.config.specs.TrainingSpec; the workflow passes it (see `snakemake -p`). TERM and INT end
+the step in flight and write a checkpoint; run again to go on from it. Under SLURM with `nodes` over 1 it starts a
+torchrun on each node of the job.
 """
 
 from __future__ import annotations

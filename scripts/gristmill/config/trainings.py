@@ -1,4 +1,4 @@
-"""What trainings refer to: models, datasets, prompts and logits that are there, and no model that is made from itself."""
+"""What trainings refer to: models, datasets, prompts and logits that are there, and nothing made from itself."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def training_problems(config: Config) -> Iterator[str]:
     for name, training in config.trainings.items():
         key = f"trainings.{name}"
         yield from _model_problems(config, key, training)
+        named: list[tuple[str, str | None, Mapping[str, object]]]
         named = [("dataset", training.dataset, config.datasets), ("prompt", training.prompt, config.prompts)]
         named.append(("logits", training.logits, config.logits))
         if training.evaluation is not None:

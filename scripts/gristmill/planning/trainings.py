@@ -30,13 +30,14 @@ def refuse_unfit_trainings(config: Config, plan: Plan) -> None:
     for name, training in config.trainings.items():
         wanted = training_gpus(plan, training)
         if wanted > plan.tokens:
+            said = f"{count(wanted, 'GPU')} (gpus {training.gpus} × nodes {training.nodes})"
             problems.append(
-                f"trainings.{name} takes {count(wanted, 'GPU')} (gpus {training.gpus} × nodes {training.nodes}), and there "
-                f"are {count(plan.tokens, 'GPU token')}; lower gpus (the effective batch stays), or use a larger machine"
+                f"trainings.{name} takes {said}, and there are {count(plan.tokens, 'GPU token')}; lower gpus (the "
+                "effective batch stays), or use a larger machine"
             )
         if training.nodes > 1 and not plan.cluster:
             problems.append(
-                f"trainings.{name}.nodes is {training.nodes}, which takes a cluster (docs/training.md); use 1"
+                f"trainings.{name}.nodes is {training.nodes}, and this is one machine; use 1 (docs/training.md)"
             )
         processes = training.gpus * training.nodes if plan.gpus or plan.cluster else training.processes
         try:

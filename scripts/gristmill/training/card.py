@@ -31,7 +31,8 @@ def _what(spec: TrainingSpec, weights: JsonDict, metrics: JsonDict) -> list[str]
     )
     adapters = f", {metrics['trained_parameters']:,} of them trained as adapters" if training.lora else ""
     lines = [
-        f"Made by gristmill: {_OBJECTIVES[training.objective]}, from {start}, {metrics['parameters']:,} parameters{adapters}.",
+        f"Made by gristmill: {_OBJECTIVES[training.objective]}, from {start}, {metrics['parameters']:,} "
+        f"parameters{adapters}.",
         "",
         "## Data",
         "",

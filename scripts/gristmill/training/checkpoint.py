@@ -71,14 +71,14 @@ def load(folder: Path, step: int, model: Any, optimizer: Any, parallel: Parallel
     A process that had none at the time, because there were fewer, keeps the random state that it has.
     """
     import torch
-    from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
     path = place(folder, step)
     options = _options(model)
     parameters, moments = get_state_dict(model, optimizer, options=options)
     tensors = {"model": parameters, "optimizer": moments}
-    checkpoint.load(tensors, checkpoint_id=path / _TENSORS, no_dist=parallel.processes == 1)
+    load_tensors(tensors, checkpoint_id=path / _TENSORS, no_dist=not torch.distributed.is_initialized())
     set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments, options=options)
     own = path / f"random-{parallel.rank}.pt"
     if own.exists():
@@ -124,12 +124,12 @@ def _begin(temporary: Path) -> None:
 
 def _write(temporary: Path, model: Any, optimizer: Any, parallel: Parallel) -> None:
     import torch
-    from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
     parameters, moments = get_state_dict(model, optimizer, options=_options(model))
     tensors = {"model": parameters, "optimizer": moments}
-    checkpoint.save(tensors, checkpoint_id=temporary / _TENSORS, no_dist=parallel.processes == 1)
+    save_tensors(tensors, checkpoint_id=temporary / _TENSORS, no_dist=not torch.distributed.is_initialized())
     random = {"cpu": torch.get_rng_state()}
     if parallel.device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state(parallel.device)

@@ -1,7 +1,7 @@
 """The job of a training: alone with its folder, a lease on its GPUs, a watch over them, and the processes.
 
-Where there is no GPU, `processes` of them run on the CPU and speak by gloo. On several nodes SLURM has given the GPUs to
-this job alone, so no lease is taken.
+Where there is no GPU, `processes` of them run on the CPU and speak by gloo. On several nodes SLURM has given the GPUs
+to this job alone, so no lease is taken.
 """
 
 from __future__ import annotations

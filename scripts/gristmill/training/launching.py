@@ -121,7 +121,7 @@ class Launch:
         for left in (self.stop, self.error):
             left.unlink(missing_ok=True)
         with _handled(self._on_signal):
-            child = subprocess.Popen(  # noqa: S603
+            child = subprocess.Popen(
                 self.command, env=dict(self.environ), start_new_session=True, preexec_fn=_die_with_parent
             )
             try:

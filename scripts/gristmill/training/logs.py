@@ -78,4 +78,4 @@ def _tensorboard(folder: Path, done: int) -> Any:
     except ImportError:
         log("tensorboard is not installed, so steps.jsonl alone has the curves; pip install tensorboard for both")
         return None
-    return SummaryWriter(str(folder), purge_step=done + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=done + 1)

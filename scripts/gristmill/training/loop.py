@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import signal
 import time
@@ -96,7 +97,7 @@ class Training:
         torch.manual_seed(self.recipe.seed + 1 + self.parallel.rank)  # dropout differs from process to process
         self.model = self.parallel.wrap(built)
         groups = parameter_groups(self.model, self.recipe.weight_decay)
-        rates = {"lr": self.recipe.learning_rate, "betas": self.recipe.betas}
+        rates: JsonDict = {"lr": self.recipe.learning_rate, "betas": self.recipe.betas}
         self._adam = torch.optim.AdamW(groups, fused=task.on_gpu or None, **rates)
         self.optimizer = self.parallel.optimizer(self._adam)
         self.folder = task.work / "checkpoints" / recipe_digest(task, self.rows.texts.sha256)
@@ -153,7 +154,8 @@ class Training:
         sums = self._no_sums()
         for place, part in enumerate(parts):
             batch = self.rows.batch(part).to(self.parallel.device)
-            self.parallel.backward(self.model, lambda b=batch: self._part(b, count, sums), place == len(parts) - 1)
+            part_loss = functools.partial(self._part, batch, count, sums)
+            self.parallel.backward(self.model, part_loss, place == len(parts) - 1)
         wished = self.stopping or (self.parallel.main and self.task.stop.exists())
         *totals, stop = self.parallel.sums([*sums.tolist(), float(wished)])
         self.stopping = stop > 0
@@ -317,8 +319,8 @@ class Training:
                 f"the last good checkpoint is step {there[-1]} in {self.folder}" if there else "no checkpoint is there"
             )
             raise UserError(
-                f"step {step + 1}: the {what} is {value}, and the weights are as before it; {kept}; lower learning_rate, "
-                "lengthen warmup_steps, or look at the rows of this step"
+                f"step {step + 1}: the {what} is {value}, and the weights are as before it; {kept}; lower "
+                "learning_rate, lengthen warmup_steps, or look at the rows of this step"
             )
 
     def _on_signal(self, _number: int, _frame: object) -> None:
@@ -335,6 +337,6 @@ def _memory_gib() -> float:
 
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         return round(torch.cuda.max_memory_allocated() / 2**30, 3)
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3)

@@ -62,7 +62,7 @@ def adapted(model: Any, training: TrainingConfig) -> Any:
     except ImportError as error:
         raise UserError("lora needs peft; pip install peft") from error
     lora = training.lora
-    wanted = {"r": lora.r, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+    wanted: dict[str, Any] = {"r": lora.r, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
     return peft.get_peft_model(
         model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=lora.target_modules, **wanted)
     )
@@ -114,7 +114,9 @@ def save(state: JsonDict, trained: Any, training: TrainingConfig, tokenizer: Any
     """
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     dtype = getattr(torch, saved_dtype(training))
     config = copy.deepcopy(trained.config)
     fresh = adapted(AutoModelForCausalLM.from_config(config, dtype=getattr(torch, training.dtype)), training)

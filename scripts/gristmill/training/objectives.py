@@ -8,9 +8,9 @@ N positions with a target, V outputs of the head, k tokens that the teacher stor
 - Of the teacher only the k largest probabilities of a position are known, and the sum of the others. So both
   distributions are made coarse first: k tokens and one bucket for all others. The KL of the coarse ones is at most
   that of the full ones, equal to it at k = V, and 0 when the student has the teacher's k probabilities and sum.
-- T ≠ 1 softens these k + 1 probabilities (each to the power of 1/T, then normalized), the bucket as if it were one token.
-  At k = V that is the softened softmax exactly. Below it is not the coarse form of the softened full distribution, which
-  nobody can know from k probabilities; it has its minimum at the same student.
+- T ≠ 1 softens these k + 1 probabilities (each to the power of 1/T, then normalized), the bucket as if it were one
+  token. At k = V that is the softened softmax exactly. Below it is not the coarse form of the softened full
+  distribution, which nobody can know from k probabilities; it has its minimum at the same student.
 """
 
 from __future__ import annotations
@@ -70,5 +70,5 @@ def forward_kl(
 
 
 def distillation(ce: torch.Tensor, kl: torch.Tensor, alpha: float, temperature: float) -> torch.Tensor:
-    """alpha · CE + (1 − alpha) · T² · KL."""
+    """Alpha · CE + (1 − alpha) · T² · KL."""
     return alpha * ce + (1 - alpha) * temperature**2 * kl

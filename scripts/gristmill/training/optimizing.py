@@ -1,4 +1,4 @@
-"""The optimizer's groups and the learning rate, both pure functions of the recipe: nothing of them is in a checkpoint."""
+"""The optimizer's groups and the learning rate: functions of the recipe alone, so that no checkpoint holds them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def learning_rate(training: TrainingConfig, step: int, steps: int) -> float:
-    """The rate of a step, counted from 0, of so many: a linear warm-up, then the schedule down to its last value."""
+    """The rate of a step, counted from 0, of so many: a linear warm-up, then the schedule.
+
+    Its end would be the step after the last one: a last step at a rate of 0 would do nothing.
+    """
     if step < training.warmup_steps:
         return training.learning_rate * (step + 1) / (training.warmup_steps + 1)
-    passed = (step - training.warmup_steps) / max(1, steps - 1 - training.warmup_steps)
+    passed = (step - training.warmup_steps) / max(1, steps - training.warmup_steps)
     return training.learning_rate * _left(training, min(1.0, passed))
 
 

@@ -48,7 +48,7 @@ class Parallel:
             mixed_precision=_PRECISION[training.mixed_precision],
             kwargs_handlers=[
                 InitProcessGroupKwargs(timeout=timedelta(minutes=training.timeout_minutes)),
-                DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             ],
         )
         torch.set_num_threads(max(1, threads))

@@ -46,8 +46,8 @@ def explain(error: BaseException, task: Task) -> str:
     rank = os.environ.get("RANK", "0")
     if any(word in said for word in _OUT_OF_MEMORY):
         return (
-            f"process {rank} is out of memory ({said[:120]}); lower micro_batch_rows, set gradient_checkpointing: true or "
-            "mixed_precision: bf16, or sharding: fsdp with more GPUs (the effective batch stays)"
+            f"process {rank} is out of memory ({said[:120]}); lower micro_batch_rows, set gradient_checkpointing: true "
+            "or mixed_precision: bf16, or sharding: fsdp with more GPUs (the effective batch stays)"
         )
     if any(word in said.lower() for word in _LOST_WORDS):
         return (

@@ -42,8 +42,8 @@ class Effective:
         if training.batch_rows % at_once:
             raise UserError(
                 f"batch_rows={training.batch_rows} is no multiple of {at_once} = {processes} processes × "
-                f"micro_batch_rows {training.micro_batch_rows}; change micro_batch_rows or the number of GPUs (the same "
-                "batch, the same training), or batch_rows"
+                f"micro_batch_rows {training.micro_batch_rows}; change micro_batch_rows or the number of GPUs (the "
+                "training stays the same), or batch_rows"
             )
         return cls(training.batch_rows, processes, training.micro_batch_rows)
 
@@ -97,10 +97,10 @@ class Task:
 
 def read_task(path: Path) -> Task:
     """What `Task.write` wrote."""
-    found = read_json(path)
-    paths = {name: Path(found.pop(name)) for name in ("data", "work", "model", "metrics")}
-    devices = tuple(found.pop("devices"))
-    return Task(spec=TrainingSpec.model_validate(found.pop("spec")), **paths, devices=devices, **found)
+    found: JsonDict = read_json(path)
+    paths: JsonDict = {name: Path(found.pop(name)) for name in ("data", "work", "model", "metrics")}
+    spec, devices = TrainingSpec.model_validate(found.pop("spec")), tuple(found.pop("devices"))
+    return Task(**found, **paths, spec=spec, devices=devices)
 
 
 def recipe_digest(task: Task, data_sha256: str) -> str:

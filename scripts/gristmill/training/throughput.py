@@ -1,8 +1,8 @@
 """What a token costs and what a GPU could do: model FLOPs utilization (MFU) as PaLM counts it (arXiv:2204.02311).
 
-A token takes 6 floating-point operations a parameter (forward 2, backward 4), the embedding table left out where the head
-is another, and 12 · layers · width · L for attention over rows of L tokens, not halved for being causal. What gradient
-checkpointing computes twice counts once. Adapters skip part of the backward pass, so they have no MFU here.
+A token takes 6 floating-point operations a parameter (forward 2, backward 4), the embedding table left out where the
+head is another, and 12 · layers · width · L for attention over rows of L tokens, not halved for being causal. What
+gradient checkpointing computes twice counts once. Adapters skip part of the backward pass, so they have no MFU here.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from gristmill.config.schema import TrainingConfig
 
-#: Part of the GPU's name → dense 16-bit floating-point operations a second with 32-bit sums, by the vendor's data sheets;
-#: the first that fits counts.
+#: Part of the GPU's name → dense 16-bit floating-point operations a second with 32-bit sums, by the vendor's data
+#: sheets; the first that fits counts.
 PEAK_FLOPS = {
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
