@@ -93,11 +93,15 @@ def load(folder: Path, step: int, model: Any, optimizer: Any, parallel: Parallel
 
 
 def rotate(folder: Path, keep: int, best: int | None) -> None:
-    """Remove the oldest checkpoints and what broken writers left; for one process."""
+    """Remove the oldest checkpoints; for one process."""
     there = sorted(int(match[1]) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name)))
     for step in there[:-keep]:
         if step != best:
             shutil.rmtree(place(folder, step), ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what broken writers left; for one process, before it writes."""
     for left in folder.glob(".step-*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
 

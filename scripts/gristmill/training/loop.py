@@ -262,6 +262,8 @@ class Training:
 
     def _resume(self) -> None:
         """Go on from the last whole checkpoint of this recipe, which the first process names to all."""
+        if self.parallel.main:
+            checkpoint.sweep(self.folder)
         there = checkpoint.steps_there(self.folder, self._log) if self.parallel.main else []
         last = int(self.parallel.sums([float(there[-1]) if there else 0.0])[0])
         if not last:
