@@ -1,11 +1,11 @@
 """scripts/train.py with a fault: its processes are this file, and FAULT in the environment says what goes wrong.
 
-    slow                every step takes 0.3 seconds longer
-    hang:RANK:STEP      the process stops for ever in that step
-    kill:RANK:STEP      the process is killed in that step
-    nan:STEP            the loss of that step is not a number
-    full:STEP           the disk is full when that step's checkpoint is written
-    early:RANK          the process is told to stop (SIGTERM) in step 3, the launcher is not
+slow                every step takes 0.3 seconds longer
+hang:RANK:STEP      the process stops for ever in that step
+kill:RANK:STEP      the process is killed in that step
+nan:STEP            the loss of that step is not a number
+full:STEP           the disk is full when that step's checkpoint is written
+early:RANK          the process is told to stop (SIGTERM) in step 3, the launcher is not
 """
 
 import errno

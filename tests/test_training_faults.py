@@ -41,7 +41,9 @@ def checkpoints(made: Made) -> list[int]:
 def same(one: Made, other: Made) -> None:
     """The same steps and the same weights, bit for bit."""
     keys = ("step", "loss", "gradient_norm", "learning_rate", "tokens")
-    assert [[line[key] for key in keys] for line in one.steps()] == [[line[key] for key in keys] for line in other.steps()]
+    assert [[line[key] for key in keys] for line in one.steps()] == [
+        [line[key] for key in keys] for line in other.steps()
+    ]
     assert (one.model / "model.safetensors").read_bytes() == (other.model / "model.safetensors").read_bytes()
 
 
@@ -76,7 +78,9 @@ def test_a_process_that_hangs_ends_the_training_after_the_timeout(tmp_path: Path
     made = make(tmp_path, processes=2, timeout_minutes=0.05)
     found = faulty(made, "hang:1:4")
     assert found.returncode == 2
-    assert "process 0 waited in vain for the others: one of them died or hangs (timeout_minutes=0.05" in last_line(found)
+    assert "process 0 waited in vain for the others: one of them died or hangs (timeout_minutes=0.05" in last_line(
+        found
+    )
     assert left_behind(made) == []
     made.done(timeout_minutes=1)
     same(made, whole)
@@ -86,7 +90,9 @@ def test_a_loss_that_is_no_number_names_its_step_and_the_last_good_checkpoint(tm
     made = make(tmp_path, processes=2)
     found = faulty(made, "nan:4")
     assert found.returncode == 2
-    assert "step 4: the loss is nan, and the weights are as before it; the last good checkpoint is step 2" in last_line(found)
+    assert "step 4: the loss is nan, and the weights are as before it; the last good checkpoint is step 2" in last_line(
+        found
+    )
     assert (made.model.exists(), checkpoints(made)) == (False, [2])
     made.done()
     same(made, whole)
@@ -97,7 +103,10 @@ def test_a_full_disk_at_a_checkpoint_keeps_the_earlier_one(tmp_path: Path, proce
     made = make(tmp_path, processes=processes)
     found = faulty(made, "full:4")
     assert found.returncode == 2
-    assert "the checkpoint of step 4 cannot be written: No space left on device; the earlier ones are kept" in last_line(found)
+    assert (
+        "the checkpoint of step 4 cannot be written: No space left on device; the earlier ones are kept"
+        in last_line(found)
+    )
     assert checkpoints(made) == [2]
     assert [path.name for path in made.work.glob("checkpoints/*/.step-*")] == []
     made.done()
@@ -161,7 +170,9 @@ def test_a_signal_to_one_process_alone_stops_all_at_the_same_step(tmp_path: Path
 def test_a_second_launcher_waits_for_the_first(running: "tuple[Made, subprocess.Popen[str]]") -> None:
     made, child = running
     command = [*made.command(FAULTY), "--gpus", '{"wait_minutes": 0}']
-    found = subprocess.run(command, env=environment(made.folder), capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(
+        command, env=environment(made.folder), capture_output=True, text=True, timeout=60, check=False
+    )
     assert found.returncode == 2
     assert f"pid {child.pid}" in found.stderr
 

@@ -21,7 +21,7 @@ from gristmill.gpu.watch import Place, Watch
 from gristmill.job import device_names, leased, usable
 from gristmill.planning.workers import Worker
 from gristmill.progress import log
-from gristmill.training.launching import Launch, slurm_command, torchrun
+from gristmill.training.launching import SHUTDOWN, Launch, slurm_command, torchrun
 from gristmill.training.logs import read_steps
 from gristmill.training.task import Effective, Task
 from gristmill.types import Completion, Gpu, JsonDict
@@ -117,7 +117,7 @@ def _devices(spec: TrainingSpec, there: Sequence[Gpu], config: GpusConfig) -> It
 
 
 def _environment(task: Task) -> dict[str, str]:
-    environ = {**os.environ, "OMP_NUM_THREADS": str(task.threads), "TOKENIZERS_PARALLELISM": "false"}
+    environ = {**os.environ, **SHUTDOWN, "OMP_NUM_THREADS": str(task.threads), "TOKENIZERS_PARALLELISM": "false"}
     if task.training.deterministic:
         environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS repeats its bits only with a workspace of fixed size
     return environ

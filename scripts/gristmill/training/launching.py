@@ -31,8 +31,8 @@ from gristmill.errors import UserError
 
 #: Seconds that a step and a checkpoint may take after a signal, and processes to leave after one of them failed.
 STOP_S, FAILED_S = 600.0, 10.0
-#: The same when a scheduler signals torchrun itself, which then ends its processes.
-SHUTDOWN_S = 60
+#: The same when a scheduler signals torchrun itself, which then ends its processes; older ones leave them 30 seconds.
+SHUTDOWN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120"}
 POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1
 
@@ -129,7 +129,8 @@ class Launch:
                     self._watch(child)
                     time.sleep(POLL_S)
             finally:
-                _kill_group(child)
+                if child.poll() is None:
+                    _kill_group(child)
         return child.returncode
 
     def end(self, signum: int) -> None:
@@ -156,8 +157,7 @@ class Launch:
 
 
 def _run_module(processes: int, python: str = sys.executable) -> list[str]:
-    start = [python, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--max-restarts=0"]
-    return [*start, f"--shutdown-timeout={SHUTDOWN_S}"]
+    return [python, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--max-restarts=0"]
 
 
 def _hosts(names: str) -> list[str]:

@@ -51,12 +51,21 @@ def text_hash(id: str) -> int:
 
 
 def _write(spec: LogitsSpec, weights: JsonDict, chat: ChatEncoder, folder: Path) -> JsonDict:
-    rows: list[tuple[int, int, int, int]] = []
-    start, cut, dropped = 0, 0, 0
-    content = hashlib.sha256()
     lines = window_lines(spec, None, weights, chat)
     if spec.prompt is None:
         lines = _ended(lines, chat.tokenizer.eos_token_id, spec.texts.max_tokens or 0)
+    return {**write_rows(lines, folder), "tokenizer_sha256": tokenizer_sha256(chat.tokenizer)}
+
+
+def write_rows(lines: Iterable[JsonDict], folder: Path) -> JsonDict:
+    """Write the token ids of windows (logits.texts.window_lines) into a folder that is there; gives what to say of them.
+
+    Raises:
+        UserError: no window has a target.
+    """
+    rows: list[tuple[int, int, int, int]] = []
+    start, cut, dropped = 0, 0, 0
+    content = hashlib.sha256()
     with open(folder / TOKENS, "wb") as handle:
         for line in lines:
             if "skipped" in line or line["first"] >= len(line["tokens"]):
@@ -78,7 +87,6 @@ def _write(spec: LogitsSpec, weights: JsonDict, chat: ChatEncoder, folder: Path)
         "cut_tokens": cut,
         "rows_without_targets": dropped,
         "sha256": content.hexdigest(),
-        "tokenizer_sha256": tokenizer_sha256(chat.tokenizer),
     }
 
 
