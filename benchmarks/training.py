@@ -121,7 +121,12 @@ def one(work: Path, weights: dict[str, Any], count: int, args: argparse.Namespac
     write_json(work / "weights.json", weights)
     command = [sys.executable, str(ROOT / "scripts" / "train.py")]
     command += ["--spec", encode(TrainingSpec(name="speed", training=training, model=model))]
-    command += ["--placements", encode_training_placements({"speed": training}), "--weights", str(work / "weights.json")]
+    command += [
+        "--placements",
+        encode_training_placements({"speed": training}),
+        "--weights",
+        str(work / "weights.json"),
+    ]
     command += ["--data", str(work / "data"), "--work", str(work), "--threads", str(len(os.sched_getaffinity(0)))]
     command += ["--model", str(work / "model"), "--metrics", str(work / "metrics.json")]
     subprocess.run(command, check=True)
@@ -144,7 +149,9 @@ def write_data(folder: Path, rows: int, tokens: int, vocabulary: int) -> None:
 
 def summary(passes: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
     """The medians of each number of GPUs, and what a GPU does compared with the first number."""
-    rates = {count: statistics.median(one["tokens_per_second"] for one in passes if one["gpus"] == count) for count in counts}
+    rates = {
+        count: statistics.median(one["tokens_per_second"] for one in passes if one["gpus"] == count) for count in counts
+    }
     first = rates[counts[0]] / counts[0]
     found = []
     for count in counts:

@@ -495,6 +495,25 @@ def training_of(wildcards):
     return CONFIG.trainings[wildcards.training]
 
 
+def asked_for_training(name):
+    """An input function for one resource of trainings.<name>.resources; of one without it, what the profile says."""
+    default = workflow.resource_settings._parsed_default_resources.get(name)
+
+    def value(wildcards, input, attempt, threads, rulename):
+        given = training_of(wildcards).resources
+        if name in given:
+            return value_at(name, given[name], attempt)
+        if default is None:
+            return None
+        return default.evaluate(wildcards, input=input, attempt=attempt, threads=threads, rulename=rulename).value
+
+    return value
+
+
+TRAINING_ASKED = {name: asked_for_training(name) for one in CONFIG.trainings.values() for name in one.resources}
+TRAINING_RESOURCES = TRAINING_ASKED | {"nodes": lambda w: training_of(w).nodes} if PLAN.cluster else {}
+
+
 def training_files_read(wildcards):
     """The files of a training's texts that no rule makes: datasets, prompt, the file of its examples."""
     training = training_of(wildcards)

@@ -10,6 +10,7 @@ rule training_data:
         directory(f"{TRAINING}/data"),
     log:
         f"{TRAINING}/logs/training_data.log",
+    localrule: beside("training_data")
     conda:
         "../envs/cpu.yaml"
     params:
@@ -32,17 +33,18 @@ rule train:
     log:
         f"{TRAINING}/logs/train.log",
     # Checkpoints are no declared outputs, so a second try goes on from the last one.
-    retries: 1
+    retries: RETRIES
     conda:
         "../envs/gpu.yaml"
     threads: lambda w: training_threads(PLAN, training_of(w))
     resources:
+        **TRAINING_RESOURCES,
         gpu=lambda w: training_gpus(PLAN, training_of(w)),
     params:
         spec=training_spec,
         code=TRAINING_VERSION,
         work=TRAINING,
     shell:
-        program("train.py", *TRAINING_PLACED, "--gpus", GPUS)
+        program("train.py", *TRAINING_PLACED, *SCHEDULED, "--gpus", GPUS)
         + " --spec {params.spec:q} --weights {input.weights:q} --data {input.data:q} --work {params.work:q} "
         "--threads {threads} --model {output.model:q} --metrics {output.metrics:q} > {log:q} 2>&1"

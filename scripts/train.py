@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, help="folder of scripts/training_data.py, or of logits")
     parser.add_argument("--work", required=True, type=Path, help="folder for checkpoints and logs")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--scheduled", action="store_true", help="a cluster's scheduler gave this job its GPUs")
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--metrics", required=True, type=Path)
     args = parser.parse_args()
@@ -39,7 +40,7 @@ def main() -> None:
     weights = read_description(args.weights, spec.model.name)
     places = Places(args.data, args.work, args.model, args.metrics)
     try:
-        run_training(spec, weights, places, decode(GpusConfig, args.gpus), args.threads)
+        run_training(spec, weights, places, decode(GpusConfig, args.gpus), args.threads, args.scheduled)
     except Stopped as stop:
         print(f"stopped by signal {stop.signum}; run again to go on from the last checkpoint", file=sys.stderr)
         raise SystemExit(128 + stop.signum) from None

@@ -29,7 +29,6 @@ def main() -> None:
     import functools
 
     import train
-
     from gristmill.errors import run_main
 
     train.run_training = functools.partial(train.run_training, script=Path(__file__))

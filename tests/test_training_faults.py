@@ -1,4 +1,4 @@
-"""Facts about trainings that go wrong, with real processes that speak by gloo: what is said, what is left, what goes on."""
+"""Facts about trainings that go wrong, with real processes that speak by gloo: what is said, left, and gone on from."""
 
 import os
 import signal

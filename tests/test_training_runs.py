@@ -45,9 +45,9 @@ def test_the_effective_batch_alone_decides(tmp_path: Path, one: Made, placement:
     made = make(tmp_path, packing=False)
     said = made.done(**placement)
     processes, micro = placement.get("processes", 1), placement["micro_batch_rows"]
-    factors = (
-        f"{processes} process{'es' if processes > 1 else ''} × {micro} rows × {8 // processes // micro} micro-batches"
-    )
+    batches = 8 // processes // micro
+    plural = ("es" if processes > 1 else "", "s" if micro > 1 else "", "es" if batches > 1 else "")
+    factors = f"{processes} process{plural[0]} × {micro} row{plural[1]} × {batches} micro-batch{plural[2]}"
     assert f"8 rows a step = {factors}" in said
     same_training(made, one)
 
@@ -124,6 +124,24 @@ def test_mixed_precision_keeps_float32_weights_and_saves_its_own_dtype(tmp_path:
     made.done()
     assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
     assert made.losses()[-1] < made.losses()[0]
+
+
+def test_a_sharded_model_computes_in_bf16_too(tmp_path: Path) -> None:
+    made = make(tmp_path, mixed_precision="bf16", steps=12, processes=2, evaluation={"held_out_ratio": 0.2})
+    made.done(sharding="fsdp")
+    assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
+    assert made.losses()[-1] < made.losses()[0]
+    first, last = (line["evaluation_loss"] for line in made.steps() if "evaluation_loss" in line)
+    assert last < first
+
+
+def test_sharded_adapters_are_the_same_adapters(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    recipe: dict[str, Any] = {"architecture": None, "tokenizer": None, "base": "words", "lora": {"r": 4}}
+    plain, sharded = (make(tmp_path / name, **recipe) for name in ("plain", "sharded"))
+    plain.done()
+    sharded.done(processes=2, sharding="fsdp")
+    same_training(sharded, plain)
 
 
 def test_fp16_without_a_gpu_is_refused(tmp_path: Path) -> None:

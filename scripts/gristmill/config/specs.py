@@ -40,7 +40,7 @@ PLACEMENT = frozenset(
 TRAINING_PLACEMENT = frozenset(
     {
         *("gpus", "nodes", "processes", "micro_batch_rows", "gradient_checkpointing", "sharding", "timeout_minutes"),
-        *("checkpoint_every_steps", "keep_checkpoints"),
+        *("checkpoint_every_steps", "keep_checkpoints", "resources"),
     }
 )
 #: What of a model's section a training reads: where its weights and its tokenizer come from.

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from gristmill.config.resources import Resources
 from gristmill.config.section import Section, Text
 
 Objective = Literal["sft", "distill", "pretrain"]
@@ -97,6 +98,9 @@ class TrainingConfig(Section):
     processes: int = Field(1, ge=1, description="Processes where there is no GPU.")
     sharding: Literal["none", "fsdp"] = Field(
         "none", description="fsdp: parameters, gradients and optimizer are cut over the GPUs, for what does not fit."
+    )
+    resources: Resources = Field(
+        {}, description="What its job asks of a cluster, by Snakemake's names: {runtime: 2880, mem_mb: 200000}."
     )
     timeout_minutes: float = Field(30.0, gt=0, description="How long processes wait for each other before it ends.")
 

@@ -9,15 +9,22 @@ from gristmill.training.task import Effective
 
 
 def training_gpus(plan: Plan, training: TrainingConfig) -> int:
-    """GPU tokens of a training's job; without a GPU its processes share the CPU, and it takes one."""
-    return training.gpus * training.nodes if plan.gpus or plan.cluster else 1
+    """GPU tokens of a training's job; without a GPU its processes share the CPU: one token here, none of a cluster."""
+    if on_gpus(plan):
+        return training.gpus * training.nodes
+    return 0 if plan.cluster else 1
+
+
+def on_gpus(plan: Plan) -> bool:
+    """Whether trainings run on GPUs."""
+    return bool(plan.gpus or plan.cluster) and not plan.cpu_only
 
 
 def training_threads(plan: Plan, training: TrainingConfig) -> int:
     """CPU threads of a training's job."""
     if plan.cores is None:
-        return 4 * training.gpus
-    return min(plan.cores, 4 * training.gpus) if plan.gpus else plan.cores
+        return 4 * (training.gpus if on_gpus(plan) else training.processes)
+    return min(plan.cores, 4 * training.gpus) if on_gpus(plan) else plan.cores
 
 
 def refuse_unfit_trainings(config: Config, plan: Plan) -> None:
@@ -39,7 +46,7 @@ def refuse_unfit_trainings(config: Config, plan: Plan) -> None:
             problems.append(
                 f"trainings.{name}.nodes is {training.nodes}, and this is one machine; use 1 (docs/training.md)"
             )
-        processes = training.gpus * training.nodes if plan.gpus or plan.cluster else training.processes
+        processes = training.gpus * training.nodes if on_gpus(plan) else training.processes * training.nodes
         try:
             Effective.of(training, processes)
         except UserError as error:

@@ -30,14 +30,15 @@ def _what(spec: TrainingSpec, weights: JsonDict, metrics: JsonDict) -> list[str]
         f"{training.base} ({weights.get('source')})" if training.base else f"fresh weights ({training.architecture})"
     )
     adapters = f", {metrics['trained_parameters']:,} of them trained as adapters" if training.lora else ""
+    texts = metrics["data"]["texts"]
     lines = [
         f"Made by gristmill: {_OBJECTIVES[training.objective]}, from {start}, {metrics['parameters']:,} "
         f"parameters{adapters}.",
         "",
         "## Data",
         "",
-        f"- {_source(spec)}: {metrics['data']['training']['texts']:,} texts, {metrics['data']['training']['tokens']:,} "
-        f"tokens, {metrics['data']['rows']:,} rows (SHA-256 {metrics['data']['training']['sha256'][:16]})",
+        f"- {_source(spec)}: {texts['count']:,} texts, {texts['tokens']:,} tokens (SHA-256 {texts['sha256'][:16]}), of "
+        f"which {metrics['data']['rows']:,} rows are trained on",
         f"- seen: {metrics['epochs']} epochs, {metrics['tokens']:,} tokens, {metrics['targets']:,} targets",
         "",
         "## Recipe",

@@ -18,7 +18,7 @@ from gristmill.config.schema import GpusConfig
 from gristmill.config.specs import TrainingSpec
 from gristmill.errors import UserError
 from gristmill.gpu.watch import Place, Watch
-from gristmill.job import device_names, leased, usable
+from gristmill.job import device_names, held, usable
 from gristmill.planning.workers import Worker
 from gristmill.progress import log
 from gristmill.training.launching import SHUTDOWN, Launch, slurm_command, torchrun
@@ -49,7 +49,13 @@ class Places:
 
 
 def run_training(
-    spec: TrainingSpec, weights: JsonDict, places: Places, config: GpusConfig, threads: int, script: Path = SCRIPT
+    spec: TrainingSpec,
+    weights: JsonDict,
+    places: Places,
+    config: GpusConfig,
+    threads: int,
+    scheduled: bool = False,
+    script: Path = SCRIPT,
 ) -> None:
     """Train to the end, or to a signal.
 
@@ -59,6 +65,7 @@ def run_training(
         places: where everything is.
         config: the gpus section.
         threads: CPU threads of all processes of this machine together.
+        scheduled: a cluster's scheduler gave this job its GPUs.
         script: what each process runs.
 
     Raises:
@@ -68,8 +75,8 @@ def run_training(
     training, purpose = spec.training, f"train {spec.name}"
     places.work.mkdir(parents=True, exist_ok=True)
     with locks.held(places.work / "train.lock", purpose, config.wait_minutes * 60, log):
-        there = usable(Worker(training.gpus), spec.model.model, config)
-        with _devices(spec, there, config) as devices:
+        there = usable(Worker(training.gpus), spec.model.model, config, scheduled)
+        with _devices(spec, there, config, scheduled) as devices:
             local = training.gpus if there else training.processes
             count = local * training.nodes
             effective = Effective.of(training, count)
@@ -108,11 +115,11 @@ def _run(task: Task, local: int, program: list[str], config: GpusConfig, devices
 
 
 @contextmanager
-def _devices(spec: TrainingSpec, there: Sequence[Gpu], config: GpusConfig) -> Iterator[list[Gpu]]:
+def _devices(spec: TrainingSpec, there: Sequence[Gpu], config: GpusConfig, scheduled: bool) -> Iterator[list[Gpu]]:
     if spec.training.nodes > 1:
         yield list(there)
         return
-    with leased(there, Worker(spec.training.gpus), f"train {spec.name}", config) as devices:
+    with held(there, Worker(spec.training.gpus), f"train {spec.name}", config, scheduled) as devices:
         yield devices
 
 

@@ -106,7 +106,8 @@ def _utilization(done: Training, rate: float | None) -> float | None:
 
 
 def _data(done: Training) -> JsonDict:
-    found = {"training": _texts(done.rows.texts), "rows": len(done.rows.rows)}
+    found = {"texts": _texts(done.rows.texts), "rows": len(done.rows.rows)}
+    found["targets"] = _targets(done.rows)
     found["filled"] = round(done.rows.tokens(range(len(done.rows.rows))) / _room(done), 4)
     if done.measured is not None:
         found["evaluation"] = {"rows": len(done.measured.rows), "targets": _targets(done.measured)}
@@ -124,7 +125,7 @@ def _targets(rows: Any) -> int:
 
 
 def _texts(texts: Texts) -> JsonDict:
-    found: JsonDict = {"texts": len(texts.lengths), "tokens": int(texts.lengths.sum()), "sha256": texts.sha256}
+    found: JsonDict = {"count": len(texts.lengths), "tokens": int(texts.lengths.sum()), "sha256": texts.sha256}
     if isinstance(texts, TokenTexts):
         found |= {name: texts.about[name] for name in ("cut_tokens", "rows_without_targets")}
     return found

@@ -28,8 +28,10 @@ class Effective:
         return self.batch_rows // (self.processes * self.micro_batch_rows)
 
     def __str__(self) -> str:
-        each = f"{self.processes} process{'es' if self.processes > 1 else ''} × {self.micro_batch_rows} rows"
-        return f"{self.batch_rows} rows a step = {each} × {self.accumulation} micro-batches"
+        counts = ((self.processes, "process"), (self.micro_batch_rows, "row"), (self.accumulation, "micro-batch"))
+        return (
+            f"{self.batch_rows} rows a step = {' × '.join(f'{count} {_plural(noun, count)}' for count, noun in counts)}"
+        )
 
     @classmethod
     def of(cls, training: TrainingConfig, processes: int) -> Effective:
@@ -46,6 +48,12 @@ class Effective:
                 "training stays the same), or batch_rows"
             )
         return cls(training.batch_rows, processes, training.micro_batch_rows)
+
+
+def _plural(noun: str, count: int) -> str:
+    if count == 1:
+        return noun
+    return f"{noun}s" if noun == "row" else f"{noun}es"
 
 
 @dataclass(frozen=True, slots=True)

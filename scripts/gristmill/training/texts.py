@@ -58,7 +58,7 @@ def _write(spec: LogitsSpec, weights: JsonDict, chat: ChatEncoder, folder: Path)
 
 
 def write_rows(lines: Iterable[JsonDict], folder: Path) -> JsonDict:
-    """Write the token ids of windows (logits.texts.window_lines) into a folder that is there; gives what to say of them.
+    """Write the token ids of windows (logits.texts.window_lines) into a folder that is there; gives their numbers.
 
     Raises:
         UserError: no window has a target.
