@@ -35,6 +35,7 @@ include: "rules/merge.smk"
 include: "rules/judge.smk"
 include: "rules/compare.smk"
 include: "rules/logits.smk"
+include: "rules/train.smk"
 include: "rules/report.smk"
 
 
@@ -46,6 +47,7 @@ rule all:
         jury_files(),
         exports(),
         logits_files(),
+        trained_files(),
 
 
 # `snakemake plan` starts no job: the plan stands in front of every run.

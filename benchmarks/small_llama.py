@@ -53,6 +53,19 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
+def make_tokenizer(folder: Path) -> Path:
+    """The tokenizer with the smallest model that a model folder needs around it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    vocabulary = {word: place for place, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
+    _save_tokenizer(folder, vocabulary)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
+    return folder
+
+
 def make_giant(folder: Path) -> Path:
     """A 405B Llama of which only config and safetensors header are there: enough to plan with, nothing to load."""
     hidden, inner, kv, vocabulary, layers = 16384, 53248, 1024, 128256, 126

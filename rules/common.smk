@@ -17,6 +17,7 @@ from gristmill.config.load import load_config
 from gristmill.config.repeated import refuse_repeated_keys
 from gristmill.config.resources import value_at
 from gristmill.config.schema import metric_name
+from gristmill.config.trainings import made_by
 from gristmill.errors import UserError
 from gristmill.files import write_bytes
 from gristmill.keys import code_digest
@@ -24,8 +25,10 @@ from gristmill.logits import LOGITS_VERSION
 from gristmill.planning.memory import refuse_unfit
 from gristmill.planning.text import plan_text
 from gristmill.planning.plan import make_plan
+from gristmill.planning.trainings import refuse_unfit_trainings, training_gpus, training_threads
 from gristmill.shards import requests_to_count, shard_count
-from gristmill.weights import read_description, weights_inputs
+from gristmill.training import TRAINING_VERSION
+from gristmill.weights import read_description, result_folder, weights_inputs
 from gristmill.planning.resources import memory_mb
 from gristmill.planning.workers import encode_workers, worker_of
 
@@ -34,6 +37,7 @@ RUN = "results/runs/{run}"
 JUDGE = "results/judges/{judge}/{target}"
 JURY = "results/juries/{jury}/{target}"
 LOGITS = "results/logits/{logits}"
+TRAINING = "results/trainings/{training}"
 # As many folders as a command line has room for beside a spec.
 MAX_LEFT_BEHIND = 100
 TOKENS = "GRISTMILL_CLUSTER_TOKENS"
@@ -45,6 +49,7 @@ wildcard_constraints:
     judge="[^/]+",
     jury="[^/]+",
     logits="[^/]+",
+    training="[^/]+",
     target="[^/]+",
     shard=r"\d+",
     shards=r"\d+",
@@ -74,6 +79,7 @@ def decide(loaded):
     busy = lease.foreign_use(usable, loaded.gpus.busy_memory_mib)
     made = make_plan(loaded, usable, limit, resource_limit("_cores"), cluster, busy)
     refuse_unfit(loaded, made)
+    refuse_unfit_trainings(loaded, made)
     return made
 
 
@@ -135,6 +141,8 @@ JURY_CODE = code_digest(
     *[f"judging.{name}" for name in ("items", "juries", "pairs", "tallies")], "clusters", "intervals", "stats"
 )
 EXPORT_CODE = code_digest("export")
+TRAINING_PLACED = ["--placements", specs.encode_training_placements(CONFIG.trainings)]
+TRAINING_TEXT_CODE = code_digest("prompts", "rendering", "rows", "grading.text", "logits.texts", "training.texts")
 LOGITS_TEXT_CODE = code_digest("prompts", "rendering", "rows", "grading.text", "logits.texts")
 REPORT_CODE = code_digest("report")
 RUN_FILES = ["requests.jsonl", "generations.jsonl", "grades.jsonl", "metrics.json", "manifest.json"]
@@ -475,6 +483,73 @@ def logits_files():
     return expand(
         "results/logits/{name}/{file}", name=CONFIG.logits, file=["requests.jsonl", "metrics.json", "manifest.json"]
     )
+
+
+def trained_model(wildcards):
+    """The folder of the training that makes a model; none for other sources."""
+    made = made_by(CONFIG.models[wildcards.model].source)
+    return [str(result_folder(made))] if made else []
+
+
+def training_of(wildcards):
+    return CONFIG.trainings[wildcards.training]
+
+
+def asked_for_training(name):
+    """An input function for one resource of trainings.<name>.resources; of one without it, what the profile says."""
+    default = workflow.resource_settings._parsed_default_resources.get(name)
+
+    def value(wildcards, input, attempt, threads, rulename):
+        given = training_of(wildcards).resources
+        if name in given:
+            return value_at(name, given[name], attempt)
+        if default is None:
+            return None
+        return default.evaluate(wildcards, input=input, attempt=attempt, threads=threads, rulename=rulename).value
+
+    return value
+
+
+TRAINING_ASKED = {name: asked_for_training(name) for one in CONFIG.trainings.values() for name in one.resources}
+TRAINING_RESOURCES = TRAINING_ASKED | {"nodes": lambda w: training_of(w).nodes} if PLAN.cluster else {}
+
+
+def training_files_read(wildcards):
+    """The files of a training's texts that no rule makes: datasets, prompt, the file of its examples."""
+    training = training_of(wildcards)
+    apart = training.evaluation.dataset if training.evaluation else None
+    prompt = CONFIG.prompts[training.prompt] if training.prompt else None
+    examples = [CONFIG.datasets[prompt.few_shot_from.dataset].path] if prompt and prompt.few_shot_from else []
+    datasets = [CONFIG.datasets[name].path for name in (training.dataset, apart) if name]
+    return [*datasets, *([prompt.file] if prompt else []), *examples]
+
+
+def training_weights(wildcards):
+    return MODEL.format(model=training_of(wildcards).tokenizer_of())
+
+
+def training_template(wildcards):
+    template = CONFIG.models[training_of(wildcards).tokenizer_of()].chat_template
+    return [template] if template else []
+
+
+def training_data_spec(wildcards):
+    return specs.encode(specs.TrainingDataSpec.of(CONFIG, wildcards.training))
+
+
+def training_spec(wildcards):
+    return specs.encode(specs.TrainingSpec.of(CONFIG, wildcards.training))
+
+
+def training_data(wildcards):
+    """What a training reads: its own token ids, or a teacher's logits."""
+    logits = training_of(wildcards).logits
+    return f"results/logits/{logits}/data" if logits else f"results/trainings/{wildcards.training}/data"
+
+
+def trained_files():
+    """What the trainings leave."""
+    return expand("results/trainings/{name}/{file}", name=CONFIG.trainings, file=["model", "metrics.json"])
 
 
 def exports():

@@ -4,6 +4,7 @@
 rule prepare_model:
     input:
         weights_files,
+        trained_model,
     output:
         MODEL,
     log:

@@ -2,6 +2,7 @@
 
 - `package:<module>/<file>.gguf` is a GGUF file inside an installed Python package; it is converted once to safetensors
   in bfloat16 below the cache folder (GRISTMILL_CACHE, else the user's cache), one process at a time.
+- `training:<name>` is the folder that a training of this config leaves.
 - A hub id is fetched into the hub's own cache, or the config's cache_dir, at the revision asked for; the commit is
   recorded.
 - The fingerprint covers weights, tokenizer and code. Large files enter by size and 64 samples spread over the file:
@@ -25,6 +26,7 @@ from typing import Any
 
 from gristmill import locks
 from gristmill.config.schema import ModelConfig
+from gristmill.config.trainings import made_by
 from gristmill.errors import UserError, some
 from gristmill.files import read_json
 from gristmill.keys import digest
@@ -182,6 +184,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
 
 
+def result_folder(training: str) -> Path:
+    """Where a training leaves its model."""
+    return Path("results/trainings") / training / "model"
+
+
 def fingerprint(folder: Path) -> str:
     """32 hex digits over the names and contents of a model folder's files."""
     total = hashlib.sha256()
@@ -216,6 +223,8 @@ def _locate(model: ModelConfig, log: Callable[[str], None]) -> tuple[Path, str |
     cache = expanded(model.cache_dir, "models.*.cache_dir").absolute() if model.cache_dir is not None else None
     if source.startswith("package:"):
         return _from_package(source, cache or cache_folder() / "models", log), None
+    if (made := made_by(source)) is not None:
+        return result_folder(made), None
     if Path(source).is_dir():
         return Path(source), None
     return _from_hub(source, model, cache)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gristmill.config.schema import Config, JudgeConfig, PromptConfig
+from gristmill.config.schema import Config, JudgeConfig, PromptConfig, TrainingConfig
 from gristmill.config.specs import MAX_SPEC_BYTES
 from gristmill.errors import UserError, some
 from gristmill.prompts import JUDGE_NAMES, JUDGED_TURN_NAMES, MAX_NAMES_SHOWN, TURN_NAMES, check_placeholders
@@ -36,7 +36,7 @@ def check_data(config: Config) -> None:
         except UserError as error:
             problems.append(f"datasets.{name}: {error}")
     problems += [*_long_prompts(config), *_run_problems(config, columns), *_judge_problems(config, columns)]
-    problems += _logits_problems(config, columns)
+    problems += [*_logits_problems(config, columns), *_training_problems(config, columns)]
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
 
@@ -90,8 +90,9 @@ def _run_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]
 
 
 def _run_datasets(config: Config) -> list[str]:
-    """The datasets of runs and of teachers' texts."""
+    """The datasets of runs, of teachers' texts and of trainings."""
     texts = [logits.dataset for logits in config.logits.values() if logits.dataset is not None]
+    texts += [dataset for training in config.trainings.values() for dataset in _training_datasets(training)]
     return [*(run.dataset for run in config.runs.values()), *texts]
 
 
@@ -114,10 +115,37 @@ def _logits_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[s
                 )
 
 
+def _training_datasets(training: TrainingConfig) -> list[str]:
+    """The dataset that is trained on, and that of the evaluation."""
+    apart = training.evaluation.dataset if training.evaluation is not None else None
+    return [dataset for dataset in (training.dataset, apart) if dataset is not None]
+
+
+def _training_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
+    for name, training in config.trainings.items():
+        for dataset in _training_datasets(training):
+            there = columns.get(dataset)
+            if there is None:
+                continue
+            listed = some(sorted(there), MAX_NAMES_SHOWN)
+            if training.text_field is not None and training.text_field not in there:
+                wrong = f"{training.text_field!r} is not a column of {dataset}"
+                yield f"trainings.{name}.text_field: {wrong}; columns: {listed}"
+            if training.prompt is not None:
+                yield from check_placeholders(training.prompt, config.prompts[training.prompt], there, set())
+                yield from _example_problems(training.prompt, config.prompts[training.prompt], columns)
+                if "reference" not in there:
+                    yield (
+                        f"trainings.{name}.prompt needs a column 'reference' in {dataset}, the answers; name one with "
+                        f"datasets.{dataset}.fields; columns: {listed}"
+                    )
+
+
 def _example_datasets(config: Config) -> list[str]:
-    """The datasets that runs and teachers' texts take examples from."""
+    """The datasets that runs, teachers' texts and trainings take examples from."""
     prompts = [config.prompts[run.prompt] for run in config.runs.values()]
     prompts += [config.prompts[logits.prompt] for logits in config.logits.values() if logits.prompt is not None]
+    prompts += [config.prompts[one.prompt] for one in config.trainings.values() if one.prompt is not None]
     return [prompt.few_shot_from.dataset for prompt in prompts if prompt.few_shot_from is not None]
 
 

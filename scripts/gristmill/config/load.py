@@ -20,6 +20,8 @@ from pydantic import BaseModel, ValidationError
 
 from gristmill.config.comparisons import comparison_problems
 from gristmill.config.schema import NAME_PATTERN, Config, JudgeConfig, JuryConfig
+from gristmill.config.training import TRAINED
+from gristmill.config.trainings import training_problems
 from gristmill.errors import UserError
 from gristmill.files import LONE_SURROGATE
 
@@ -181,6 +183,7 @@ def _reference_problems(config: Config) -> Iterable[str]:
         yield from _jury_problems(config, name, jury)
     yield from _endpoint_problems(config)
     yield from _logits_problems(config)
+    yield from training_problems(config)
 
 
 def _logits_problems(config: Config) -> Iterable[str]:
@@ -240,7 +243,7 @@ def _jury_problems(config: Config, name: str, jury: JuryConfig) -> Iterable[str]
 def _names_alike(config: Config) -> Iterable[str]:
     """Names that become one folder on a file system that does not tell upper from lower case (macOS, Windows)."""
     sections: dict[str, Mapping[str, object]] = {"models": config.models, "runs": config.runs, "judges": config.judges}
-    sections |= {"logits": config.logits}
+    sections |= {"logits": config.logits, "trainings": config.trainings}
     for section, names in sections.items():
         first: dict[str, str] = {}
         for name in names:
@@ -314,8 +317,8 @@ def _braces(key: str, path: Path) -> Iterable[str]:
 
 
 def _located_source(name: str, source: str | None, roots: list[Path], missing: list[str]) -> str | None:
-    """A local model folder made findable; hub ids and package sources pass unchanged."""
-    if source is None or source.startswith("package:"):
+    """A local model folder made findable; hub ids, package sources and trainings pass unchanged."""
+    if source is None or source.startswith(("package:", TRAINED)):
         return source
     found = find_file(source, roots)
     if found is not None and found.is_dir():

@@ -27,6 +27,7 @@ from gristmill.config.runs import SamplingConfig as SamplingConfig
 from gristmill.config.runs import metric_name as metric_name
 from gristmill.config.section import Section as Section
 from gristmill.config.section import Text as Text
+from gristmill.config.training import TrainingConfig as TrainingConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=80)]
@@ -192,6 +193,7 @@ class Config(Section):
     judges: dict[Name, JudgeConfig] = {}
     juries: dict[Name, JuryConfig] = {}
     logits: dict[Name, LogitsConfig] = {}
+    trainings: dict[Name, TrainingConfig] = {}
     comparisons: ComparisonsConfig = ComparisonsConfig.model_validate({})
     rankings: RankingsConfig = RankingsConfig.model_validate({})
     gpus: GpusConfig = GpusConfig.model_validate({})

@@ -24,6 +24,7 @@ from gristmill.config.schema import (
     ReliabilityBar,
     SamplingConfig,
     Section,
+    TrainingConfig,
 )
 from gristmill.errors import UserError
 
@@ -35,6 +36,15 @@ PLACEMENT = frozenset(
         *("max_batch_rows", "allow_offload", "resources", "cache_dir", "local_copy"),
     }
 )
+#: The same of a training.
+TRAINING_PLACEMENT = frozenset(
+    {
+        *("gpus", "nodes", "processes", "micro_batch_rows", "gradient_checkpointing", "sharding", "timeout_minutes"),
+        *("checkpoint_every_steps", "keep_checkpoints", "resources"),
+    }
+)
+#: What of a model's section a training reads: where its weights and its tokenizer come from.
+_OF_TRAINED = {"source", "revision", "trust_remote_code", "allow_pickle", "chat_template"}
 #: One command-line argument may hold 128 KiB on Linux (MAX_ARG_STRLEN); stay clear of it.
 MAX_SPEC_BYTES = 100_000
 
@@ -148,6 +158,86 @@ class LogitsSpec(Section):
             examples=config.datasets[shown.dataset] if shown is not None else None,
             ends_with_token=logits.run is None or not config.runs[logits.run].sampling.stop,
         )
+
+
+class TrainingDataSpec(Section):
+    """Rows → the token ids that a training reads."""
+
+    texts: LogitsSpec
+    #: The evaluation's, where it has a dataset of its own.
+    evaluation: LogitsSpec | None = None
+    #: Whether the model is made from scratch: then the context of the tokenizer's model means nothing.
+    from_scratch: bool
+
+    @classmethod
+    def of(cls, config: Config, name: str) -> TrainingDataSpec:
+        """The part of a config that the token ids depend on; not for a training on logits."""
+        training = config.trainings[name]
+        apart = training.evaluation.dataset if training.evaluation is not None else None
+        return cls(
+            texts=_training_texts(config, training, training.dataset or ""),
+            evaluation=_training_texts(config, training, apart) if apart is not None else None,
+            from_scratch=training.architecture is not None,
+        )
+
+    def context(self) -> dict[str, None]:
+        """What to change in the description of the tokenizer's model."""
+        return {"context_tokens": None} if self.from_scratch else {}
+
+
+def _training_texts(config: Config, training: TrainingConfig, dataset: str) -> LogitsSpec:
+    """A dataset's rows as a teacher would read them: the same token ids."""
+    prompt = config.prompts[training.prompt] if training.prompt is not None else None
+    shown = prompt.few_shot_from if prompt is not None else None
+    texts: dict[str, object] = {"model": training.tokenizer_of(), "dataset": dataset, "prompt": training.prompt}
+    texts |= {"text_field": training.text_field, "max_tokens": training.sequence_tokens}
+    texts |= {"on_overflow": "cut" if prompt is not None else "split"}
+    return LogitsSpec(
+        teacher=trained_from(config, training),
+        texts=LogitsConfig.model_validate(texts),
+        dataset=config.datasets[dataset],
+        prompt=prompt,
+        examples=config.datasets[shown.dataset] if shown is not None else None,
+    )
+
+
+def trained_from(config: Config, training: TrainingConfig) -> ModelSpec:
+    """The base of a training, or the model whose tokenizer it takes, without what only generating reads."""
+    name = training.tokenizer_of()
+    bare = config.models[name].model_dump(include=_OF_TRAINED)
+    return ModelSpec(name=name, model=ModelConfig.model_validate(bare))
+
+
+class TrainingSpec(Section):
+    """Token ids or logits → a model."""
+
+    name: str
+    training: TrainingConfig
+    #: The base, or the model whose tokenizer it takes.
+    model: ModelSpec
+
+    @classmethod
+    def of(cls, config: Config, name: str) -> TrainingSpec:
+        """The part of a config that the model depends on, without where it is trained."""
+        training = config.trainings[name]
+        return cls.unplaced_of(cls(name=name, training=training, model=trained_from(config, training)))
+
+    @classmethod
+    def unplaced_of(cls, spec: TrainingSpec) -> TrainingSpec:
+        """The same training, as any machine would run it."""
+        bare = spec.training.model_dump(exclude=set(TRAINING_PLACEMENT))
+        return spec.model_copy(update={"training": TrainingConfig.model_validate(bare)})
+
+    def placed(self, placements: str) -> TrainingSpec:
+        """The spec with its training's part of `encode_training_placements`."""
+        placement = json.loads(placements).get(self.name, {})
+        placed = TrainingConfig.model_validate(self.training.model_dump() | placement)
+        return self.model_copy(update={"training": placed})
+
+
+def encode_training_placements(trainings: Mapping[str, TrainingConfig]) -> str:
+    """The placement of every training as one JSON argument."""
+    return json.dumps({name: one.model_dump(include=set(TRAINING_PLACEMENT)) for name, one in trainings.items()})
 
 
 class MetricsSpec(Section):

@@ -1,0 +1,208 @@
+"""Starting the processes of a training, and ending them: one launcher a training, torchrun below it.
+
+    scripts/train.py ─ lease, watch ─▶ torchrun ─▶ scripts/train_rank.py × GPUs
+                                or ─▶ srun ─▶ torchrun on each node ─▶ scripts/train_rank.py × GPUs
+
+- On one machine torchrun finds a free port itself (--standalone). On several the first node's launcher finds one, and
+  each node's torchrun meets the others there (c10d).
+- A signal to the launcher becomes a file named stop: the processes end their step, write a checkpoint and leave. A
+  second one, or STOP_S, ends them at once.
+- When a process fails it writes why, the first of them only; the others are given FAILED_S, and then the whole group is
+  killed. One that is killed from outside says nothing: torchrun sees it go.
+- The processes never outlive the launcher, whose lease they use: torchrun is killed with it, and they leave when
+  torchrun is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gristmill.errors import UserError
+
+#: Seconds that a step and a checkpoint may take after a signal, and processes to leave after one of them failed.
+STOP_S, FAILED_S = 600.0, 10.0
+#: The same when a scheduler signals torchrun itself, which then ends its processes; older ones leave them 30 seconds.
+SHUTDOWN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120"}
+POLL_S = 0.2
+_PR_SET_PDEATHSIG = 1
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+def torchrun(processes: int, program: Sequence[str]) -> list[str]:
+    """The command that starts so many processes on this machine."""
+    return [*_run_module(processes), "--standalone", *program]
+
+
+def torchrun_nodes(
+    processes: int, nodes: int, job: str, host: str, port: int, program: Sequence[str], python: str = sys.executable
+) -> list[str]:
+    """The command that starts this node's processes of several nodes; the same on each.
+
+    Args:
+        processes: of each node.
+        nodes: how many.
+        job: a name that the nodes share and no other training has.
+        host: the node where they meet, by a name that the others know.
+        port: a free one there.
+        program: what each process runs.
+        python: the interpreter on the nodes.
+    """
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{port}", f"--rdzv-id={job}"]
+    return [*_run_module(processes, python), f"--nnodes={nodes}", *meeting, *program]
+
+
+def slurm_command(
+    processes: int,
+    nodes: int,
+    program: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    hosts: Callable[[str], list[str]] | None = None,
+    port: int | None = None,
+) -> list[str]:
+    """The command that starts a torchrun on each node of a SLURM job, from its first node.
+
+    Args:
+        processes: of each node.
+        nodes: how many the training wants.
+        program: what each process runs.
+        environ: the job's environment.
+        hosts: expands a node list; None: scontrol does.
+        port: where the nodes meet; None: a free one of this node.
+
+    Raises:
+        UserError: this is no SLURM job, or one of another number of nodes.
+    """
+    job, given = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES")
+    names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not job or not given or not names:
+        raise UserError(f"nodes={nodes}, but this is no job of SLURM; run it with --workflow-profile profiles/slurm")
+    if int(given) != nodes:
+        raise UserError(f"nodes={nodes}, but SLURM job {job} has {given} ({names}); set nodes to the job's number")
+    first = (hosts or _hosts)(names)[0]
+    run = torchrun_nodes(processes, nodes, f"gristmill-{job}", first, port or free_port(), program)
+    # --overlap: the step that runs the launcher already holds the job's CPUs and GPUs.
+    step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1"]
+    return [*step, *run]
+
+
+@dataclass(slots=True)
+class Launch:
+    """One start of a training's processes."""
+
+    command: list[str]
+    environ: Mapping[str, str]
+    stop: Path
+    error: Path
+    log: Callable[[str], None]
+    #: Called now and then, for who watches the GPUs.
+    beat: Callable[[], None] = lambda: None
+    #: The signal that asked for an end.
+    signum: int | None = None
+    _deadline: float | None = field(default=None)
+
+    def run(self) -> int:
+        """Start the processes and wait for them; gives torchrun's exit status, negative for a signal."""
+        for left in (self.stop, self.error):
+            left.unlink(missing_ok=True)
+        with _handled(self._on_signal):
+            child = subprocess.Popen(
+                self.command, env=dict(self.environ), start_new_session=True, preexec_fn=_die_with_parent
+            )
+            try:
+                while child.poll() is None:
+                    self._watch(child)
+                    time.sleep(POLL_S)
+            finally:
+                if child.poll() is None:
+                    _kill_group(child)
+        return child.returncode
+
+    def end(self, signum: int) -> None:
+        """Ask for a checkpoint and an end."""
+        self.signum = self.signum or signum
+        self.stop.touch()
+        self._deadline = min(self._deadline or float("inf"), time.monotonic() + STOP_S)
+
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        if self.signum is not None:
+            self._deadline = 0.0
+            return
+        self.log(f"{signal.Signals(signum).name}: the step in flight ends and a checkpoint is written")
+        self.end(signum)
+
+    def _watch(self, child: subprocess.Popen[bytes]) -> None:
+        self.beat()
+        now = time.monotonic()
+        if self.error.exists() and self._deadline is None:
+            self._deadline = now + FAILED_S
+        if self._deadline is not None and now > self._deadline:
+            self.log("the processes did not leave in time; they are killed")
+            _kill_group(child)
+
+
+def _run_module(processes: int, python: str = sys.executable) -> list[str]:
+    return [python, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--max-restarts=0"]
+
+
+def _hosts(names: str) -> list[str]:
+    """The nodes of a list as SLURM writes it (`node[01-03]`)."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", names], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UserError(f"scontrol does not expand the node list {names} ({error}); see `scontrol ping`") from error
+    return done.stdout.split()
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, object], None]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End torchrun and what it started: torchrun's group, and sessions of processes that it gave one of their own."""
+    below = _below(child.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    child.wait()
+
+
+def _below(pid: int) -> list[int]:
+    """The processes below one, where /proc tells."""
+    found: list[int] = []
+    for path in Path("/proc").glob(f"{pid}/task/*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                found += [child, *_below(child)]
+    return found
+
+
+def _die_with_parent() -> None:
+    """In the child before it becomes torchrun: be killed when the launcher dies (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,198 @@
+"""Facts about trainings that go wrong, with real processes that speak by gloo: what is said, left, and gone on from."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_until
+from tiny_training import Made, environment, make
+
+pytestmark = pytest.mark.slow
+FAULTY = Path(__file__).parent / "faulty_training.py"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A training on two processes that nothing happened to."""
+    made = make(tmp_path_factory.mktemp("whole"), processes=2)
+    made.done()
+    return made
+
+
+def faulty(made: Made, fault: str, **placement: Any) -> "subprocess.CompletedProcess[str]":
+    command = made.command(FAULTY, **placement)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    env = {**environment(made.folder), "FAULT": fault}
+    return subprocess.run(command, env=env, timeout=240, check=False, **piped)  # type: ignore[call-overload,no-any-return]
+
+
+def last_line(found: "subprocess.CompletedProcess[str]") -> str:
+    return found.stdout.strip().splitlines()[-1]
+
+
+def checkpoints(made: Made) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in made.work.glob("checkpoints/*/step-*"))
+
+
+def same(one: Made, other: Made) -> None:
+    """The same steps and the same weights, bit for bit."""
+    keys = ("step", "loss", "gradient_norm", "learning_rate", "tokens")
+    assert [[line[key] for key in keys] for line in one.steps()] == [
+        [line[key] for key in keys] for line in other.steps()
+    ]
+    assert (one.model / "model.safetensors").read_bytes() == (other.model / "model.safetensors").read_bytes()
+
+
+def left_behind(made: Made) -> list[int]:
+    """Processes that still run this training."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.startswith(str(made.work).encode()) for word in words):
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_is_killed_ends_the_others_and_the_next_run_goes_on(
+    tmp_path: Path, whole: Made, victim: int
+) -> None:
+    made = make(tmp_path, processes=2)
+    found = faulty(made, f"kill:{victim}:4")
+    assert found.returncode == 2
+    assert "error: " in last_line(found)
+    assert last_line(found).endswith("3 steps were done, and the next run goes on from step 2")
+    assert left_behind(made) == []
+    assert "going on from step 2" in made.done()
+    same(made, whole)
+
+
+def test_a_process_that_hangs_ends_the_training_after_the_timeout(tmp_path: Path, whole: Made) -> None:
+    made = make(tmp_path, processes=2, timeout_minutes=0.05)
+    found = faulty(made, "hang:1:4")
+    assert found.returncode == 2
+    assert "process 0 waited in vain for the others: one of them died or hangs (timeout_minutes=0.05" in last_line(
+        found
+    )
+    assert left_behind(made) == []
+    made.done(timeout_minutes=1)
+    same(made, whole)
+
+
+def test_a_loss_that_is_no_number_names_its_step_and_the_last_good_checkpoint(tmp_path: Path, whole: Made) -> None:
+    made = make(tmp_path, processes=2)
+    found = faulty(made, "nan:4")
+    assert found.returncode == 2
+    assert "step 4: the loss is nan, and the weights are as before it; the last good checkpoint is step 2" in last_line(
+        found
+    )
+    assert (made.model.exists(), checkpoints(made)) == (False, [2])
+    made.done()
+    same(made, whole)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_full_disk_at_a_checkpoint_keeps_the_earlier_one(tmp_path: Path, processes: int) -> None:
+    made = make(tmp_path, processes=processes)
+    found = faulty(made, "full:4")
+    assert found.returncode == 2
+    assert (
+        "the checkpoint of step 4 cannot be written: No space left on device; the earlier ones are kept"
+        in last_line(found)
+    )
+    assert checkpoints(made) == [2]
+    assert [path.name for path in made.work.glob("checkpoints/*/.step-*")] == []
+    made.done()
+    assert made.losses() == sorted(made.losses(), reverse=True)
+    assert len(made.losses()) == 6
+
+
+def started(made: Made, fault: str) -> "subprocess.Popen[str]":
+    env = {**environment(made.folder), "FAULT": fault}
+    return subprocess.Popen(made.command(FAULTY), env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> "Iterator[tuple[Made, subprocess.Popen[str]]]":
+    """A slow training on two processes, in its third step or later."""
+    made = make(tmp_path, processes=2, checkpoint_every_steps=100)
+    child = started(made, "slow")
+    wait_until(lambda: len(made.losses()) >= 2)
+    yield made, child
+    child.kill()
+    child.wait()
+
+
+def test_a_signal_ends_the_step_writes_a_checkpoint_and_the_next_run_makes_the_same_steps(
+    running: "tuple[Made, subprocess.Popen[str]]", whole: Made
+) -> None:
+    made, child = running
+    child.send_signal(signal.SIGTERM)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGTERM
+    done = len(made.losses())
+    assert done < 6
+    assert checkpoints(made) == [done]
+    assert "stopped by signal 15; run again to go on from the last checkpoint" in said
+    assert left_behind(made) == []
+    assert f"going on from step {done}" in made.done()
+    same(made, whole)
+
+
+def test_processes_do_not_outlive_a_launcher_that_is_killed(
+    running: "tuple[Made, subprocess.Popen[str]]", whole: Made
+) -> None:
+    made, child = running
+    assert len(left_behind(made)) >= 3
+    child.kill()
+    child.wait()
+    wait_until(lambda: left_behind(made) == [])
+    made.done()
+    same(made, whole)
+
+
+def test_a_signal_to_one_process_alone_stops_all_at_the_same_step(tmp_path: Path, whole: Made) -> None:
+    made = make(tmp_path, processes=2, checkpoint_every_steps=100)
+    found = faulty(made, "early:1")
+    assert found.returncode == 128 + signal.SIGTERM
+    assert (len(made.losses()), checkpoints(made)) == (3, [3])
+    made.done()
+    same(made, whole)
+
+
+def test_a_second_launcher_waits_for_the_first(running: "tuple[Made, subprocess.Popen[str]]") -> None:
+    made, child = running
+    command = [*made.command(FAULTY), "--gpus", '{"wait_minutes": 0}']
+    found = subprocess.run(
+        command, env=environment(made.folder), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.returncode == 2
+    assert f"pid {child.pid}" in found.stderr
+
+
+def test_nothing_of_a_torn_checkpoint_is_used(tmp_path: Path, whole: Made) -> None:
+    made = make(tmp_path, processes=2)
+    assert faulty(made, "kill:0:5").returncode == 2
+    (torn,) = made.work.glob("checkpoints/*/step-00000004")
+    biggest = max(torn.rglob("*.distcp"), key=lambda path: path.stat().st_size)
+    os.truncate(biggest, biggest.stat().st_size // 2)
+    said = made.done()
+    assert "step-00000004 is not whole" in said
+    assert "going on from step 2" in said
+    same(made, whole)
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    made = make(tmp_path, steps=2)
+    made.done()
+    (folder,) = made.work.glob("checkpoints/*")
+    (folder / ".step-00000003.tmp").mkdir()
+    made.done()
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002"]

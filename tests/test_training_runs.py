@@ -1,0 +1,274 @@
+"""Facts about whole trainings on the CPU, with real processes: what stays the same, and what comes out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_training import GPT2, Made, make, texts
+
+from gristmill.files import read_json
+from gristmill.weights import fingerprint
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Texts of unlike length, each a row of its own, on one process and in one micro-batch a step."""
+    made = make(tmp_path_factory.mktemp("one"), packing=False, micro_batch_rows=8, deterministic=True)
+    made.done()
+    return made
+
+
+def weights(made: Made) -> dict[str, torch.Tensor]:
+    return load_file(made.model / "model.safetensors")
+
+
+def same_training(one: Made, other: Made) -> None:
+    """The same but for rounding: losses and gradients to 1e-6, and the weights that Adam makes of them."""
+    for key, tolerance in (("loss", 1e-6), ("gradient_norm", 1e-5)):
+        pairs = zip(one.steps(), other.steps(), strict=True)
+        assert [line[key] for line, _ in pairs] == pytest.approx([line[key] for line in other.steps()], rel=tolerance)
+    theirs = weights(other)
+    for name, tensor in weights(one).items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [{"micro_batch_rows": 1}, {"processes": 2, "micro_batch_rows": 4}, {"processes": 2, "micro_batch_rows": 1}],
+    ids=["accumulated", "two processes", "both"],
+)
+def test_the_effective_batch_alone_decides(tmp_path: Path, one: Made, placement: dict[str, Any]) -> None:
+    made = make(tmp_path, packing=False)
+    said = made.done(**placement)
+    processes, micro = placement.get("processes", 1), placement["micro_batch_rows"]
+    batches = 8 // processes // micro
+    plural = ("es" if processes > 1 else "", "s" if micro > 1 else "", "es" if batches > 1 else "")
+    factors = f"{processes} process{plural[0]} × {micro} row{plural[1]} × {batches} micro-batch{plural[2]}"
+    assert f"8 rows a step = {factors}" in said
+    same_training(made, one)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sharding_changes_rounding_only(tmp_path: Path, one: Made, processes: int) -> None:
+    made = make(tmp_path, packing=False)
+    made.done(processes=processes, micro_batch_rows=2, sharding="fsdp")
+    same_training(made, one)
+
+
+def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path: Path, one: Made) -> None:
+    made = make(tmp_path, packing=False, micro_batch_rows=2)
+    made.done(processes=2, checkpoint_every_steps=3)
+    for path in made.work.glob("checkpoints/*/step-00000006"):
+        path.rename(path.with_name("moved-away"))
+    said = made.done(processes=1)
+    assert "going on from step 3" in said
+    assert "now 8 rows a step = 1 process × 2 rows × 4 micro-batches" in said
+    same_training(made, one)
+
+
+def test_a_sharded_checkpoint_goes_on_without_sharding(tmp_path: Path, one: Made) -> None:
+    made = make(tmp_path, packing=False, micro_batch_rows=2)
+    made.done(processes=2, sharding="fsdp", checkpoint_every_steps=3)
+    for path in made.work.glob("checkpoints/*/step-00000006"):
+        path.rename(path.with_name("moved-away"))
+    assert "going on from step 3" in made.done(processes=1)
+    same_training(made, one)
+
+
+def test_processes_that_cannot_share_the_batch_are_refused_with_the_factors(tmp_path: Path) -> None:
+    found = make(tmp_path).run(processes=3)
+    assert found.returncode == 2
+    assert "batch_rows=8 is no multiple of 6 = 3 processes × micro_batch_rows 2" in found.stdout
+
+
+def test_a_changed_recipe_starts_anew(tmp_path: Path) -> None:
+    make(tmp_path).done()
+    said = make(tmp_path, learning_rate=0.02).done()
+    assert "going on from" not in said
+    assert len(make(tmp_path).losses()) == 6
+
+
+def test_the_same_training_leaves_the_same_model_folder(tmp_path: Path, one: Made) -> None:
+    again = make(tmp_path, packing=False, micro_batch_rows=8, deterministic=True)
+    again.done()
+    assert fingerprint(again.model) == fingerprint(one.model)
+    assert weights(again).keys() == weights(one).keys()
+
+
+def test_checkpointed_activations_give_the_same_training(tmp_path: Path, one: Made) -> None:
+    made = make(tmp_path, packing=False, micro_batch_rows=8, gradient_checkpointing=True)
+    made.done()
+    same_training(made, one)
+
+
+def test_dropout_is_resumed_too(tmp_path: Path) -> None:
+    """GPT-2 has dropout: the random states of two processes are in the checkpoint."""
+    recipe: dict[str, Any] = {"architecture": GPT2, "processes": 2, "checkpoint_every_steps": 3}
+    whole = make(tmp_path / "whole", **recipe)
+    whole.done()
+    made = make(tmp_path / "made", **recipe)
+    made.done()
+    for path in made.work.glob("checkpoints/*/step-00000006"):
+        path.rename(path.with_name("moved-away"))
+    assert "going on from step 3" in made.done()
+    assert made.losses() == whole.losses()
+    assert (made.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
+
+
+def test_mixed_precision_keeps_float32_weights_and_saves_its_own_dtype(tmp_path: Path) -> None:
+    made = make(tmp_path, mixed_precision="bf16", steps=12)
+    made.done()
+    assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
+    assert made.losses()[-1] < made.losses()[0]
+
+
+def test_a_sharded_model_computes_in_bf16_too(tmp_path: Path) -> None:
+    made = make(tmp_path, mixed_precision="bf16", steps=12, processes=2, evaluation={"held_out_ratio": 0.2})
+    made.done(sharding="fsdp")
+    assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
+    assert made.losses()[-1] < made.losses()[0]
+    first, last = (line["evaluation_loss"] for line in made.steps() if "evaluation_loss" in line)
+    assert last < first
+
+
+def test_sharded_adapters_are_the_same_adapters(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    recipe: dict[str, Any] = {"architecture": None, "tokenizer": None, "base": "words", "lora": {"r": 4}}
+    plain, sharded = (make(tmp_path / name, **recipe) for name in ("plain", "sharded"))
+    plain.done()
+    sharded.done(processes=2, sharding="fsdp")
+    same_training(sharded, plain)
+
+
+def test_fp16_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    found = make(tmp_path, mixed_precision="fp16").run()
+    assert found.returncode == 2
+    assert "mixed_precision fp16 scales losses for GPUs, and there is none here" in found.stdout
+
+
+def test_adapters_alone_are_trained_and_merged_into_a_plain_model(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from torch.distributed.checkpoint import FileSystemReader
+    from transformers import AutoModelForCausalLM
+
+    recipe: dict[str, Any] = {
+        "architecture": None,
+        "tokenizer": None,
+        "base": "words",
+        "lora": {"r": 4, "dropout": 0.1},
+    }
+    recipe |= {"checkpoint_every_steps": 3, "objective": "sft", "text_field": None, "prompt": "ask"}
+    whole, made = (make(tmp_path / name, **recipe) for name in ("whole", "made"))
+    whole.done()
+    made.done()
+    (kept,) = made.work.glob("checkpoints/*/step-00000003")
+    names = FileSystemReader(kept / "tensors").read_metadata().state_dict_metadata
+    assert {"lora_" in name for name in names if "param_groups" not in name} == {True}, "the base is not in it"
+    for path in made.work.glob("checkpoints/*/step-00000006"):
+        path.rename(path.with_name("moved-away"))
+    assert "going on from step 3" in made.done()
+    assert (made.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
+    metrics = made.metrics()
+    assert 0 < metrics["trained_parameters"] < metrics["parameters"]
+    base = load_file(made.folder / "words" / "model.safetensors")
+    trained = weights(made)
+    changed = {name for name, tensor in trained.items() if not torch.equal(tensor, base[name])}
+    assert changed == {name for name in base if "_proj" in name}
+    assert AutoModelForCausalLM.from_pretrained(made.model).config.model_type == "llama"
+    assert (made.model / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_fine_tuning_starts_from_the_bases_weights_and_learns_the_answers(tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {"objective": "sft", "text_field": None, "prompt": "ask"}
+    recipe |= {"architecture": None, "tokenizer": None, "base": "words", "steps": 30}
+    made = make(tmp_path, **recipe, evaluation={"held_out_ratio": 0.2, "every_steps": 15})
+    made.done()
+    measured = [line["evaluation_loss"] for line in made.steps() if "evaluation_loss" in line]
+    assert [line["step"] for line in made.steps() if "evaluation_loss" in line] == [0, 15, 30]
+    assert measured[2] < measured[0] - 1
+
+
+def test_early_stopping_keeps_the_best_step(tmp_path: Path) -> None:
+    """A rate that is much too high after the warm-up: the evaluation falls, then rises."""
+    recipe: dict[str, Any] = {"learning_rate": 1.5, "warmup_steps": 300, "steps": 300, "schedule": "constant"}
+    recipe |= {"evaluation": {"held_out_ratio": 0.3, "every_steps": 2}, "early_stopping": {"patience": 3}}
+    made = make(tmp_path, **recipe, max_grad_norm=None)
+    made.done()
+    metrics = made.metrics()
+    best = metrics["evaluation"]["best"]
+    assert metrics["stopped_early"]
+    assert metrics["result_of_step"] == best["step"] == metrics["steps"] - 6
+    assert evaluated(made) == pytest.approx(best["evaluation_loss"], rel=1e-5)
+
+
+def evaluated(made: Made) -> float:
+    """The loss of the result on the held-out rows, measured here."""
+    import numpy as np
+    from transformers import AutoModelForCausalLM
+
+    from gristmill.training.data import IGNORED, TokenTexts, batch_of, held_out
+    from gristmill.training.objectives import cross_entropy
+
+    found = TokenTexts(made.folder / "data" / "training")
+    model = AutoModelForCausalLM.from_pretrained(made.model)
+    total, count = 0.0, 0
+    for text in np.flatnonzero(held_out(found, 0.3, 0)):
+        batch = batch_of(found, [[int(text)]], None)
+        with torch.no_grad():
+            logits = model(input_ids=batch.input_ids).logits
+        there = batch.targets != IGNORED
+        total += float(cross_entropy(logits[there], batch.targets[there]).sum())
+        count += batch.count
+    return total / count
+
+
+def test_what_is_said_of_a_training_is_in_its_files(tmp_path: Path) -> None:
+    made = make(tmp_path, processes=2, evaluation={"held_out_ratio": 0.2}, keep_checkpoints=1)
+    made.done()
+    metrics = made.metrics()
+    assert metrics["batch"]["factors"] == "8 rows a step = 2 processes × 2 rows × 2 micro-batches"
+    assert metrics["tokens"] == sum(line["tokens"] for line in made.steps() if "loss" in line)
+    assert metrics["model_flops_utilization"] is None, "a CPU's peak is not known"
+    assert [line["step"] for line in made.steps() if "loss" in line] == list(range(1, 7))
+    card = (made.model / "README.md").read_text()
+    assert "| effective batch | 8 rows a step = 2 processes × 2 rows × 2 micro-batches |" in card
+    assert f"{metrics['parameters']:,} parameters" in card
+    manifest = read_json(made.model / "training" / "manifest.json")
+    assert manifest["spec"]["training"]["learning_rate"] == 0.01
+    assert manifest["metrics"] == metrics
+    assert len(list(made.work.glob("checkpoints/*/step-*"))) == 1
+
+
+def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    made = make(tmp_path)
+    made.done()
+    events = accumulator.EventAccumulator(str(made.work / "tensorboard"))
+    events.Reload()
+    for name in ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "memory_gib"):
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert found == [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in made.steps()]
+
+
+def test_a_longer_row_than_the_models_context_is_refused(tmp_path: Path) -> None:
+    found = make(tmp_path, sequence_tokens=256).run()
+    assert found.returncode == 2
+    assert "sequence_tokens=256, but the model reads 128 tokens" in found.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ({"model_type": "lama"}, "architecture.model_type 'lama' is none of transformers'"),
+        ({"model_type": "gpt2", "n_layers": 2}, "architecture.n_layers is no key of a gpt2 config"),
+        ({"model_type": "gpt2", "vocab_size": 7}, "architecture.vocab_size is 7, and the tokenizer has 50 tokens"),
+    ],
+)
+def test_an_architecture_that_is_none_is_refused(tmp_path: Path, architecture: dict[str, Any], said: str) -> None:
+    found = make(tmp_path, rows=texts(8), architecture=architecture).run()
+    assert found.returncode == 2
+    assert said in found.stdout.strip().splitlines()[-1]
