@@ -452,7 +452,7 @@ def logits_spec(wildcards):
 
 
 def logits_files_read(wildcards):
-    """The files of a teacher's texts that no rule makes: dataset, prompt, the file of its examples; none for a run's."""
+    """The files of a teacher's texts that are there before: dataset, prompt, the file of its examples; none for a run's."""
     unit = unit_of(wildcards)
     if unit.run:
         return []
@@ -511,11 +511,25 @@ def asked_for_training(name):
 
 
 TRAINING_ASKED = {name: asked_for_training(name) for one in CONFIG.trainings.values() for name in one.resources}
-TRAINING_RESOURCES = TRAINING_ASKED | {"nodes": lambda w: training_of(w).nodes} if PLAN.cluster else {}
+
+
+def on_several_nodes(value):
+    """An input function: what a training on several nodes asks for beside them; on one node nothing."""
+    return lambda w: value(training_of(w).nodes) if training_of(w).nodes > 1 else None
+
+
+# On several nodes the launcher starts a task on each itself: Snakemake calls that an MPI job.
+TRAINING_NODES = {
+    "nodes": lambda w: training_of(w).nodes,
+    "mpi": on_several_nodes(lambda nodes: "srun"),
+    "tasks": on_several_nodes(lambda nodes: nodes),
+    "tasks_per_gpu": on_several_nodes(lambda nodes: 0),
+}
+TRAINING_RESOURCES = TRAINING_ASKED | TRAINING_NODES if PLAN.cluster else {}
 
 
 def training_files_read(wildcards):
-    """The files of a training's texts that no rule makes: datasets, prompt, the file of its examples."""
+    """The files of a training's texts that are there before: datasets, prompt, the file of its examples."""
     training = training_of(wildcards)
     apart = training.evaluation.dataset if training.evaluation else None
     prompt = CONFIG.prompts[training.prompt] if training.prompt else None

@@ -30,7 +30,7 @@ PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "mung
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 FIRST_PORT = 26_900
 ANSWER_S = 30
-DAEMON_FILES = ("slurmctld", "slurmd")
+HOSTS, MARK = Path("/etc/hosts"), "# gristmill-slurm"
 
 
 def why_not() -> str | None:
@@ -99,6 +99,8 @@ class Cluster:
             (FOLDER / "etc" / name).write_text(text)
             (ETC / name).unlink(missing_ok=True)
             (ETC / name).symlink_to(FOLDER / "etc" / name)
+        names = " ".join(f"node{number}" for number in range(1, self.nodes + 1))
+        HOSTS.write_text(f"{_other_hosts()}127.0.0.1 {names} {MARK}\n")  # for what meets on a node by its name
         self._start_munge()
         self.start_controller()
         for number in range(1, self.nodes + 1):
@@ -123,6 +125,7 @@ class Cluster:
         for name in ("slurm.conf", "gres.conf"):
             if (ETC / name).is_symlink():
                 (ETC / name).unlink()
+        HOSTS.write_text(_other_hosts())
         shutil.rmtree(FOLDER)
 
     def start_controller(self) -> None:
@@ -234,6 +237,11 @@ def running(**sizes: int) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+def _other_hosts() -> str:
+    """The hosts file without the nodes."""
+    return "".join(line for line in HOSTS.read_text().splitlines(keepends=True) if MARK not in line)
 
 
 def _out(*argv: str) -> str:

@@ -72,7 +72,7 @@ def slurm_command(
     nodes: int,
     program: Sequence[str],
     environ: Mapping[str, str] = os.environ,
-    hosts: Callable[[str], list[str]] | None = None,
+    nodes_of: Callable[[str], list[str]] | None = None,
     port: int | None = None,
 ) -> list[str]:
     """The command that starts a torchrun on each node of a SLURM job, from its first node.
@@ -81,22 +81,24 @@ def slurm_command(
         processes: of each node.
         nodes: how many the training wants.
         program: what each process runs.
-        environ: the job's environment.
-        hosts: expands a node list; None: scontrol does.
+        environ: the job's environment. Snakemake hands on SLURM_JOB_ID and leaves out what says more.
+        nodes_of: a job's nodes, the first one first; None: SLURM is asked.
         port: where the nodes meet; None: a free one of this node.
 
     Raises:
         UserError: this is no SLURM job, or one of another number of nodes.
     """
-    job, given = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES")
-    names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    if not job or not given or not names:
+    job = environ.get("SLURM_JOB_ID")
+    if not job:
         raise UserError(f"nodes={nodes}, but this is no job of SLURM; run it with --workflow-profile profiles/slurm")
-    if int(given) != nodes:
-        raise UserError(f"nodes={nodes}, but SLURM job {job} has {given} ({names}); set nodes to the job's number")
-    first = (hosts or _hosts)(names)[0]
-    run = torchrun_nodes(processes, nodes, f"gristmill-{job}", first, port or free_port(), program)
-    # --overlap: the step that runs the launcher already holds the job's CPUs and GPUs.
+    found = (nodes_of or _nodes_of)(job)
+    if len(found) != nodes:
+        raise UserError(
+            f"nodes={nodes}, but SLURM job {job} has {len(found)} ({', '.join(found)}); set nodes to the job's number"
+        )
+    run = torchrun_nodes(processes, nodes, f"gristmill-{job}", found[0], port or free_port(), program)
+    # --overlap: what runs the launcher may already hold the job's CPUs and GPUs. A task has all of them on its node, as
+    # long as no number of CPUs is named.
     step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1"]
     return [*step, *run]
 
@@ -160,15 +162,18 @@ def _run_module(processes: int, python: str = sys.executable) -> list[str]:
     return [python, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--max-restarts=0"]
 
 
-def _hosts(names: str) -> list[str]:
-    """The nodes of a list as SLURM writes it (`node[01-03]`)."""
+def _nodes_of(job: str) -> list[str]:
+    """The nodes of a SLURM job."""
+    names = _said("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+    return _said("scontrol", "show", "hostnames", names).split() if names else []
+
+
+def _said(*argv: str) -> str:
+    """What one of SLURM's commands prints."""
     try:
-        done = subprocess.run(
-            ["scontrol", "show", "hostnames", names], capture_output=True, text=True, timeout=60, check=True
-        )
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise UserError(f"scontrol does not expand the node list {names} ({error}); see `scontrol ping`") from error
-    return done.stdout.split()
+        raise UserError(f"{argv[0]} does not say where this job runs ({error}); see `scontrol ping`") from error
 
 
 @contextlib.contextmanager
