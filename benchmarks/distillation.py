@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--characters", type=int, default=300_000, help="of text")
+    parser.add_argument("--batch-rows", type=int, default=8, help="of 128 tokens")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--scratch", type=Path, help="folder to work in; one that is there goes on")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "distillation-cpu.json")
@@ -66,10 +67,15 @@ def main() -> None:
         texts = list(docstrings(args.characters))
         write_jsonl(folder / "texts.jsonl", texts)
         (folder / "ask.jinja").write_text("{{ text }}")
-        (folder / "config.yaml").write_text(yaml.safe_dump(config(args.steps, args.seeds)))
+        (folder / "config.yaml").write_text(yaml.safe_dump(config(args.steps, args.seeds, args.batch_rows)))
         run(folder, args.seeds, args.cores)
         results = [result(folder, kind, seed) for seed in args.seeds for kind in ALPHAS]
-    said = {"steps": args.steps, "texts": len(texts), "characters": sum(len(text["text"]) for text in texts)}
+    said = {
+        "steps": args.steps,
+        "batch_rows": args.batch_rows,
+        "texts": len(texts),
+        "characters": sum(len(text["text"]) for text in texts),
+    }
     write_json(args.out, {"about": about([]), "settings": said | {"student": STUDENT}, "results": results})
     for line in results:
         print(line)
@@ -103,17 +109,17 @@ def _docstrings(path: Path) -> Iterator[str]:
             yield text
 
 
-def config(steps: int, seeds: Sequence[int]) -> dict[str, Any]:
+def config(steps: int, seeds: Sequence[int], batch_rows: int) -> dict[str, Any]:
     recipe = {
         "objective": "distill",
         "logits": "teacher",
         "architecture": STUDENT,
         "tokenizer": "teacher",
-        "evaluation": {"held_out_ratio": 0.15, "every_steps": max(1, steps // 10)},
+        "evaluation": {"held_out_ratio": 0.15, "every_steps": max(1, steps // 4)},
         "steps": steps,
         "sequence_tokens": TEXT_TOKENS,
-        "batch_rows": 8,
-        "micro_batch_rows": 4,
+        "batch_rows": batch_rows,
+        "micro_batch_rows": min(4, batch_rows),
         "learning_rate": 0.003,
         "warmup_steps": steps // 20,
         "weight_decay": 0.1,
