@@ -618,10 +618,19 @@ if os.path.isdir("results/runs") and not any(Path(".snakemake").glob("metadata*/
 
 
 def jobs_on_cluster():
-    """Name, threads and resources of the jobs that this run is about to submit, as far as they are known."""
+    """What the jobs that this run is about to submit ask for, as far as it is known; groups as the one job they are."""
     for job in workflow.dag.needrun_jobs():
-        if not job.is_local:
-            yield f"rule {job.rule.name}", job.threads, dict(job.resources.items())
+        group = workflow.dag.get_job_group(job)
+        if group is not None:
+            yield slurm.Wanted(f"group {group.groupid}", group.threads, dict(group.resources.items()))
+        elif not job.is_local:
+            yield slurm.Wanted(f"rule {job.rule.name}", job.threads, dict(job.resources.items()))
+
+
+def asked_of_all_jobs():
+    """The executor's settings that go with every job, as options of sbatch."""
+    settings = {name: getattr(workflow.executor_settings, name, None) for name in ("qos", "reservation")}
+    return [f"--{name}={value}" for name, value in settings.items() if value]
 
 
 def begin():
@@ -637,7 +646,9 @@ def begin():
             if PLAN.cluster and workflow.executor_plugin.name == "slurm":
                 slurm.keep_unanswered(workflow.executor_plugin.executor)
                 slurm.require_states(workflow.executor_settings.status_command)
-                slurm.require_accepted(jobs_on_cluster(), functools.partial(print, file=sys.stderr))
+                slurm.require_accepted(
+                    jobs_on_cluster(), functools.partial(print, file=sys.stderr), asked_of_all_jobs()
+                )
             fence.claim(os.environ[fence.RUN])
         write_bytes("results/plan.txt", text.encode())
     except UserError as error:

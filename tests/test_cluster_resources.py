@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from gristmill.config.resources import value_at
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.errors import UserError
 from gristmill.planning.resources import memory_mb
+from gristmill.slurm import Wanted
 
 GIB_8B = 16_060_522_496
 SHARD = 4_976_698_592
@@ -83,6 +85,23 @@ def test_a_resource_that_the_plan_decides_is_refused(name: str) -> None:
         model(resources={name: 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("mem_mb", "64GB", "resources.mem_mb is '64GB'; it is a whole number of MB from 1"),
+        ("mem_mb", [1000, "x"], "resources.mem_mb is 'x'; it is a whole number of MB from 1"),
+        ("runtime", "4h", "resources.runtime is '4h'; it is a whole number of minutes from 1"),
+        ("runtime", 0, "resources.runtime is 0; it is a whole number of minutes from 1"),
+        ("cpus_per_task", "8", "resources.cpus_per_task is '8'; it is a whole number from 1"),
+        ("partition", "gpu", "resources.partition is called slurm_partition here; rename it"),
+        ("mem", "64GB", "resources.mem is called mem_mb here; rename it"),
+    ],
+)
+def test_a_resource_that_snakemake_would_stumble_over_later_is_refused(name: str, value: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        model(resources={name: value})
+
+
 @pytest.mark.parametrize("value", [-1, 1.5, True, [], "", {"a": 1}])
 def test_a_resource_is_a_whole_number_or_text(value: Any) -> None:
     with pytest.raises(ValidationError):
@@ -106,19 +125,20 @@ def answering(**answers: tuple[int, str, str]) -> Callable[[list[str]], "subproc
 def test_jobs_are_asked_about_as_they_will_be_submitted() -> None:
     resources = {"slurm_partition": "gpu", "runtime": 60, "mem_mb": 9000, "nodes": 1, "gpu": 2, "gpu_model": "a100"}
     resources |= {"slurm_extra": "--signal=TERM@60", "tmpdir": "<TBD>"}
-    assert slurm.options(8, resources) == [
+    assert Wanted("rule generate", 8, resources).options() == [
         *("--partition=gpu", "--time=60", "--mem=9000", "--nodes=1"),
         *("--gpus=a100:2", "--cpus-per-task=8", "--signal=TERM@60"),
     ]
 
 
 def test_memory_that_is_not_known_yet_is_left_out() -> None:
-    assert slurm.options(4, {"mem_mb": "<TBD>", "gpu": 1}) == ["--gpus=1", "--cpus-per-task=4"]
+    assert Wanted("rule generate", 4, {"mem_mb": "<TBD>", "gpu": 1}).options() == ["--gpus=1", "--cpus-per-task=4"]
 
 
 def test_a_refusal_is_one_line_for_each_kind_of_job() -> None:
     jobs = [
-        (f"rule {name}", 4, {"slurm_partition": "x", "gpu": 1}) for name in ("generate", "generate", "judge_generate")
+        Wanted(f"rule {name}", 4, {"slurm_partition": "x", "gpu": 1})
+        for name in ("generate", "generate", "judge_generate")
     ]
     refused = answering(
         sbatch=(
@@ -128,44 +148,85 @@ def test_a_refusal_is_one_line_for_each_kind_of_job() -> None:
         )
     )
     with pytest.raises(UserError) as error:
-        slurm.require_accepted(jobs, print, refused)
+        slurm.require_accepted(jobs, print, run=refused)
     (line,) = str(error.value).splitlines()
     assert line.startswith(
         "SLURM refuses rule generate (--partition=x --gpus=1 --cpus-per-task=4): Invalid partition name specified;"
     )
 
 
+NODES = """node1 idle 16 64000 gpu:4
+node2 drain 16 64000 gpu:4
+node2 drain 16 64000 gpu:4
+node3 mix- 16 64000 gpu:8
+node4 idle* 16 64000 gpu:a100:2(S:0-1),gpu:a40:4
+"""
+
+
 def test_while_nodes_are_down_a_job_that_none_takes_now_is_not_refused() -> None:
     no_node = (1, "", "allocation failure: Requested node configuration is not available\n")
     said: list[str] = []
-    away = answering(sbatch=no_node, sinfo=(0, "node1 is idle\nnode2 is drain\nnode2 is drain\n", ""))
-    slurm.require_accepted([("rule generate", 1, {"gpu": 4})], said.append, away)
+    away = answering(sbatch=no_node, sinfo=(0, NODES, ""))
+    slurm.require_accepted([Wanted("rule generate", 1, {"gpu": 4})], said.append, run=away)
     assert said == [
-        "rule generate (--gpus=4 --cpus-per-task=1) cannot start as long as node2 is drain (`sinfo -R`); it will wait"
+        "rule generate (--gpus=4 --cpus-per-task=1) cannot start as long as node2 is drain, node4 is idle* "
+        "(`sinfo -R`); it will wait"
     ]
+    for size in ({"gpu": 8}, {"gpu": 1, "mem_mb": 64_001}, {"cpus_per_task": 17}, {"gpu": 3, "gpu_model": "a100"}):
+        with pytest.raises(UserError, match="Requested node configuration is not available"):
+            slurm.require_accepted([Wanted("rule generate", 1, size)], print, run=away)
     with pytest.raises(UserError, match="Requested node configuration is not available"):
-        slurm.require_accepted([("rule generate", 1, {"gpu": 9})], print, answering(sbatch=no_node))
+        slurm.require_accepted([Wanted("rule generate", 1, {"gpu": 9})], print, run=answering(sbatch=no_node))
 
 
 def test_a_full_queue_is_no_refusal() -> None:
     full = answering(sbatch=(1, "", "allocation failure: Resource temporarily unavailable\n"))
     said: list[str] = []
-    slurm.require_accepted([("rule generate", 1, {"gpu": 4})], said.append, full)
+    slurm.require_accepted([Wanted("rule generate", 1, {"gpu": 4})], said.append, run=full)
     assert said == ["SLURM's queue is full (Resource temporarily unavailable); sbatch waits and tries again"]
 
 
 def test_a_controller_that_does_not_answer_is_no_refusal() -> None:
     away = answering(sbatch=(1, "", "sbatch: error: Unable to contact slurm controller (connect failure)\n"))
     with pytest.raises(UserError, match=r"^SLURM does not answer: .*scontrol ping"):
-        slurm.require_accepted([("rule generate", 1, {})], print, away)
+        slurm.require_accepted([Wanted("rule generate", 1, {})], print, run=away)
 
 
 def test_a_time_over_the_partitions_is_refused_before_it_waits_for_ever() -> None:
     limits = answering(sinfo=(0, "4:00:00\n", ""))
-    jobs = [("rule generate", 1, {"slurm_partition": "gpu", "runtime": 241})]
+    jobs = [Wanted("rule generate", 1, {"slurm_partition": "gpu", "runtime": 241})]
     with pytest.raises(UserError, match="runtime is 241 minutes, over the 240 of partition gpu"):
-        slurm.require_accepted(jobs, print, limits)
-    slurm.require_accepted([("rule generate", 1, {"slurm_partition": "gpu", "runtime": 240})], print, limits)
+        slurm.require_accepted(jobs, print, run=limits)
+    slurm.require_accepted([Wanted("rule generate", 1, {"slurm_partition": "gpu", "runtime": 240})], print, run=limits)
+
+
+def test_a_time_is_not_too_long_for_one_of_several_partitions_without_a_limit() -> None:
+    limits = answering(sinfo=(0, "4:00:00\ninfinite\n", ""))
+    jobs = [Wanted("rule generate", 1, {"slurm_partition": "gpu,urgent", "runtime": 2000})]
+    slurm.require_accepted(jobs, print, run=limits)
+
+
+def test_options_of_all_jobs_are_asked_about_too() -> None:
+    asked: list[list[str]] = []
+
+    def run(argv: list[str]) -> "subprocess.CompletedProcess[str]":
+        asked.append(argv)
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    slurm.require_accepted([Wanted("rule generate", 1, {})], print, ["--qos=high"], run)
+    assert asked == [["sbatch", "--test-only", "--cpus-per-task=1", "--qos=high", "--wrap=true"]]
+
+
+def test_an_extra_option_whose_quote_does_not_end_is_one_line() -> None:
+    with pytest.raises(
+        UserError, match=r"""^rule generate: slurm_extra is "--comment='it", which is no command line"""
+    ):
+        Wanted("rule generate", 1, {"slurm_extra": "--comment='it"}).options()
+
+
+def test_a_command_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^no-such-sbatch does not answer"):
+        slurm.run(["no-such-sbatch"])
 
 
 @pytest.mark.parametrize(

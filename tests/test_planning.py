@@ -188,8 +188,9 @@ def test_on_a_cluster_the_plan_speaks_of_gpus_elsewhere() -> None:
     )
 
 
-def test_devices_are_not_checked_on_the_machine_that_submits() -> None:
-    assert plan({"m": 1}, there=0, cluster=True, total=2, devices=[3]).tokens == 2
+def test_devices_of_this_machine_are_refused_for_jobs_of_a_cluster() -> None:
+    with pytest.raises(UserError, match=r"^gpus.devices names GPUs of this machine, but the jobs run on a cluster"):
+        plan({"m": 1}, there=0, cluster=True, total=2, devices=[3])
 
 
 # ---- threads

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gristmill.errors import UserError, some
@@ -29,58 +30,85 @@ _OPTIONS = {
 _TIMEOUT_S = 60
 _NOT_NOW = "temporarily unavailable"
 _NO_NODE = "node configuration is not available"
-#: States of nodes that take jobs (sinfo's %t).
-_AT_WORK = frozenset({"idle", "mix", "mixed", "alloc", "allocated", "comp", "plnd", "resv", "idle~", "idle#"})
+#: States of nodes that take no jobs (the beginnings of sinfo's %t), beside those that do not answer (`idle*`).
+_AWAY = ("down", "drain", "drng", "drained", "fail", "maint", "boot", "inval", "unk", "pow", "reboot")
 #: The executor looks at most 180 seconds apart, and squeue takes its time.
 LONGEST_PAUSE_S = 190
 _MINUTES_A_DAY = 1440
 
 
 def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run one of SLURM's commands."""
-    return subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    """Run one of SLURM's commands.
+
+    Raises:
+        UserError: there is no such command, or it does not answer.
+    """
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{argv[0]} does not answer ({error}); see `scontrol ping`") from error
 
 
-def options(threads: int, resources: Mapping[str, Any]) -> list[str]:
-    """The options of sbatch for a job; what is not known yet is left out."""
-    found = [f"{option}={resources[name]}" for name, option in _OPTIONS.items() if _is_known(resources.get(name))]
-    if model := resources.get("gpu_model"):
-        found.append(f"--gpus={model}:{resources.get('gpu') or 1}")
-    elif resources.get("gpu"):
-        found.append(f"--gpus={resources['gpu']}")
-    found.append(f"--cpus-per-task={resources.get('cpus_per_task') or threads}")
-    return found + shlex.split(str(resources.get("slurm_extra") or ""))
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a job asks of SLURM."""
+
+    #: For messages.
+    name: str
+    threads: int
+    resources: Mapping[str, Any]
+
+    def options(self) -> list[str]:
+        """The options of sbatch; what is not known yet is left out.
+
+        Raises:
+            UserError: slurm_extra has a quote that does not end.
+        """
+        resources = self.resources
+        found = [f"{option}={resources[name]}" for name, option in _OPTIONS.items() if _is_known(resources.get(name))]
+        if model := resources.get("gpu_model"):  # the executor asks for 1 where a rule says nothing of GPUs
+            found.append(f"--gpus={model}:{resources.get('gpu', 1)}")
+        elif resources.get("gpu"):
+            found.append(f"--gpus={resources['gpu']}")
+        found.append(f"--cpus-per-task={resources.get('cpus_per_task') or self.threads}")
+        try:
+            return found + shlex.split(str(resources.get("slurm_extra") or ""))
+        except ValueError as error:
+            extra = resources["slurm_extra"]
+            raise UserError(f"{self.name}: slurm_extra is {extra!r}, which is no command line ({error})") from error
 
 
 def require_accepted(
-    jobs: Iterable[tuple[str, int, Mapping[str, Any]]], log: Callable[[str], None], run: Run = run
+    jobs: Iterable[Wanted], log: Callable[[str], None], also: Sequence[str] = (), run: Run = run
 ) -> None:
     """Refuse a run of which SLURM would refuse a job.
 
-    While nodes are down or drained SLURM says the same of a job that they could take as of one that none could; then it
-    is only said, and the job will wait. So it is when the queue is full.
+    While nodes are down or drained SLURM says the same of a job that they could take as of one that none could. If one
+    of them is large enough, it is only said, and the job will wait. So it is when the queue is full.
 
     Args:
-        jobs: for each a name for messages, threads, and resources; equal ones are asked about once.
+        jobs: equal ones are asked about once.
         log: takes what is no refusal.
+        also: options that all jobs get (--qos, --reservation).
         run: runs one of SLURM's commands.
 
     Raises:
         UserError: one line for each kind of job that is refused, or SLURM does not answer.
     """
-    asked: dict[tuple[str, ...], tuple[str, Mapping[str, Any]]] = {}
-    for name, threads, resources in jobs:
-        asked.setdefault(tuple(options(threads, resources)), (name, resources))
+    asked: dict[tuple[str, ...], Wanted] = {}
+    for job in jobs:
+        asked.setdefault((*job.options(), *also), job)
     problems: list[str] = []
-    for argv, (name, resources) in asked.items():
-        said = _refusal(list(argv), run) or _too_long(resources, run)
+    for argv, job in asked.items():
+        said = _refusal(list(argv), run) or _too_long(job.resources, run)
         if said and _NOT_NOW in said:
             log(f"SLURM's queue is full ({said}); sbatch waits and tries again")
-        elif said and _NO_NODE in said and (away := _away(resources, run)):
-            log(f"{name} ({' '.join(argv)}) cannot start as long as {away} (`sinfo -R`); it will wait")
+        elif said and _NO_NODE in said and (away := _large_but_away(job, run)):
+            log(f"{job.name} ({' '.join(argv)}) cannot start as long as {away} (`sinfo -R`); it will wait")
         elif said:
             problems.append(
-                f"SLURM refuses {name} ({' '.join(argv)}): {said}; see `sinfo`, then the profile or models.*.resources"
+                f"SLURM refuses {job.name} ({' '.join(argv)}): {said}; see `sinfo`, then the profile or "
+                "models.*.resources"
             )
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
@@ -144,10 +172,7 @@ def keep_unanswered(executor: Any) -> None:
 
 def _refusal(argv: list[str], run: Run) -> str | None:
     """Why sbatch would not take a job; None when it would."""
-    try:
-        tried = run(["sbatch", "--test-only", *argv, "--wrap=true"])
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"sbatch does not answer ({error}); see `scontrol ping`") from error
+    tried = run(["sbatch", "--test-only", *argv, "--wrap=true"])
     if tried.returncode == 0:
         return None
     words = [line.partition(": ")[2] or line for line in tried.stderr.splitlines() if line.strip()]
@@ -157,12 +182,29 @@ def _refusal(argv: list[str], run: Run) -> str | None:
     return said
 
 
-def _away(resources: Mapping[str, Any], run: Run) -> str | None:
-    """Which of the partition's nodes take no jobs now, with their states; None when all do."""
-    partition = [f"--partition={resources['slurm_partition']}"] if resources.get("slurm_partition") else []
-    lines = run(["sinfo", "-h", "-N", "-o", "%N is %t", *partition]).stdout.splitlines()
-    away = sorted({line for line in lines if line.rpartition(" ")[2] not in _AT_WORK})
-    return some(away) if away else None
+def _large_but_away(job: Wanted, run: Run) -> str | None:
+    """The nodes of the partition that take no jobs now but are as large as a job asks, with their states."""
+    partition = job.resources.get("slurm_partition")
+    chosen = [f"--partition={partition}"] if partition else []
+    found: set[str] = set()
+    for line in run(["sinfo", "-h", "-N", "-o", "%N %t %c %m %G", *chosen]).stdout.splitlines():
+        name, state, cpus, memory_mb, gres = line.split(maxsplit=4)
+        if (state.startswith(_AWAY) or state.endswith("*")) and _fits(job, cpus, memory_mb, gres):
+            found.add(f"{name} is {state}")
+    return some(sorted(found)) if found else None
+
+
+def _fits(job: Wanted, cpus: str, memory_mb: str, gres: str) -> bool:
+    """Whether a node of sinfo's words is as large as a job on one node asks."""
+    model, resources = job.resources.get("gpu_model"), job.resources
+    gpus = sum(int(count) for kind, count in re.findall(r"gpu(?::([\w.]+?))?:(\d+)", gres) if model in (None, kind))
+    memory = resources.get("mem_mb")
+    nodes = int(resources.get("nodes") or 1)
+    return (
+        nodes * gpus >= int(resources.get("gpu") or 0)
+        and int(cpus.rstrip("+")) >= int(resources.get("cpus_per_task") or job.threads)
+        and int(memory_mb.rstrip("+")) >= (memory if isinstance(memory, int) else 0)
+    )
 
 
 def _too_long(resources: Mapping[str, Any], run: Run) -> str | None:
@@ -170,12 +212,9 @@ def _too_long(resources: Mapping[str, Any], run: Run) -> str | None:
     partition, minutes = resources.get("slurm_partition"), resources.get("runtime")
     if not partition or not isinstance(minutes, int):
         return None
-    limits = [
-        limit
-        for line in run(["sinfo", "-h", "-o", "%l", "-p", str(partition)]).stdout.split()
-        if (limit := limit_minutes(line)) is not None
-    ]
-    if limits and minutes > max(limits):
+    lines = run(["sinfo", "-h", "-o", "%l", "-p", str(partition)]).stdout.split()
+    limits = [limit for line in lines if (limit := limit_minutes(line)) is not None]
+    if len(limits) == len(lines) and limits and minutes > max(limits):  # of several partitions one may have no limit
         return f"runtime is {minutes} minutes, over the {max(limits)} of partition {partition}"
     return None
 

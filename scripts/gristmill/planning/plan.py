@@ -125,10 +125,11 @@ def make_plan(
     if not usable and not isinstance(config.gpus.wanted(), str) and not cluster:
         key, step = ("groups names", "remove gpus.groups") if config.gpus.groups else ("devices is", "set it to auto")
         raise UserError(f"gpus.{key} {config.gpus.wanted()}, but no GPU may be used here; {step}")
-    if cluster and config.gpus.groups:
+    if cluster and not isinstance(config.gpus.wanted(), str):
+        key = "groups" if config.gpus.groups else "devices"
         raise UserError(
-            "gpus.groups names GPUs of this machine, but the jobs run on a cluster, which gives them GPUs of its own; "
-            "remove gpus.groups"
+            f"gpus.{key} names GPUs of this machine, but the jobs run on a cluster, which gives them GPUs of its own; "
+            f"remove gpus.{key}"
         )
     free = [gpu for gpu in usable if gpu.uuid not in (busy or {})] or list(usable)
     groups = _groups(config.gpus, free)
