@@ -85,11 +85,19 @@ def test_processes_that_cannot_share_the_batch_are_refused_with_the_factors(tmp_
     assert "batch_rows=8 is no multiple of 6 = 3 processes × micro_batch_rows 2" in found.stdout
 
 
-def test_a_changed_recipe_starts_anew(tmp_path: Path) -> None:
-    make(tmp_path).done()
-    said = make(tmp_path, learning_rate=0.02).done()
-    assert "going on from" not in said
-    assert len(make(tmp_path).losses()) == 6
+def test_a_changed_recipe_starts_anew_and_the_old_one_goes_on_with_its_own_curve(tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {"evaluation": {"held_out_ratio": 0.2}, "checkpoint_every_steps": 3}
+    make(tmp_path, **recipe).done()
+    before = make(tmp_path, **recipe).steps()
+    (last,) = (tmp_path / "work").glob("checkpoints/*/step-00000006")
+    assert "going on from" not in make(tmp_path, **recipe, learning_rate=0.02).done()
+    other = make(tmp_path, **recipe).steps()
+    assert [line["step"] for line in other] == [line["step"] for line in before] == [0, 1, 2, 3, 4, 5, 6, 6]
+    assert [line.get("loss") for line in other] != [line.get("loss") for line in before]
+    last.rename(last.with_name("moved-away"))
+    assert "going on from step 3" in make(tmp_path, **recipe).done()
+    again = make(tmp_path, **recipe).steps()
+    assert [line.get("loss") for line in again] == [line.get("loss") for line in before]
 
 
 def test_the_same_training_leaves_the_same_model_folder(tmp_path: Path, one: Made) -> None:

@@ -3,6 +3,7 @@
 - Every process writes its part of parameters and optimizer (torch.distributed.checkpoint, which another number of
   processes can read) and its random states; then the first writes state.json with every file's size and renames the
   folder. A folder under its name is therefore whole; one whose files are shorter by now is passed over.
+- steps.jsonl: the curve so far, since the one beside may be another recipe's by the time that this one goes on.
 - state.json: the step, which is also the position in the data (data.py), fp16's loss scale, what early stopping knows.
 - The oldest are removed when a new one stands; the best step's stays with early stopping.
 - A recipe has a folder of its own: a changed learning rate starts anew and finds the old one's checkpoints no more.
@@ -42,8 +43,22 @@ def place(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def save(folder: Path, step: int, state: JsonDict, model: Any, optimizer: Any, parallel: Parallel) -> None:
+def curve_of(checkpoint: Path) -> Path:
+    """The steps.jsonl of a checkpoint."""
+    return checkpoint / "steps.jsonl"
+
+
+def save(folder: Path, step: int, state: JsonDict, curve: Path, model: Any, optimizer: Any, parallel: Parallel) -> None:
     """Write a checkpoint, all processes together.
+
+    Args:
+        folder: of the recipe's checkpoints.
+        step: how many steps are done.
+        state: goes into state.json.
+        curve: steps.jsonl.
+        model: wrapped.
+        optimizer: torch's own.
+        parallel: the processes.
 
     Raises:
         UserError: the disk does not take it; the earlier ones are as they were.
@@ -51,7 +66,7 @@ def save(folder: Path, step: int, state: JsonDict, model: Any, optimizer: Any, p
     target = place(folder, step)
     temporary = folder / f".{target.name}.tmp"
     try:
-        parallel.together(lambda: _begin(temporary) if parallel.main else None)
+        parallel.together(lambda: _begin(temporary, curve) if parallel.main else None)
         parallel.together(lambda: _write(temporary, model, optimizer, parallel))
         parallel.together(lambda: _finish(temporary, target, state) if parallel.main else None)
     except BaseException as error:
@@ -121,9 +136,11 @@ def _options(model: Any) -> Any:
     return StateDictOptions(ignore_frozen_params=frozen, strict=not frozen)
 
 
-def _begin(temporary: Path) -> None:
+def _begin(temporary: Path, curve: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
+    if curve.exists():
+        shutil.copyfile(curve, curve_of(temporary))
 
 
 def _write(temporary: Path, model: Any, optimizer: Any, parallel: Parallel) -> None:

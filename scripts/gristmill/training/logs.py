@@ -1,7 +1,7 @@
 """What a training says while it runs: steps.jsonl always, TensorBoard where it is installed, one progress bar.
 
 - steps.jsonl has a line for every step and every evaluation, flushed as it comes. A training that goes on from step N
-  first drops the lines behind N, and a torn last one: a step stands there once.
+  begins with the lines that the checkpoint of N has, and a new one with none: a step stands there once.
 - Only the first process writes.
 """
 
@@ -25,10 +25,9 @@ LOG_EVERY_S = 10.0
 class StepLog:
     """The writers of one training."""
 
-    def __init__(self, path: Path, tensorboard: Path, done: int, steps: int) -> None:
-        """Go on behind step `done`."""
-        self._path = path
-        kept = [line for line in read_steps(path) if line["step"] <= done]
+    def __init__(self, path: Path, tensorboard: Path, done: int, steps: int, earlier: Path | None) -> None:
+        """Go on behind step `done`, with the lines of its checkpoint; from the start without one."""
+        kept = [] if earlier is None else list(read_steps(earlier))
         write_jsonl(path, kept)
         self._file = open(path, "ab")  # noqa: SIM115 - closed by __exit__
         self._board = _tensorboard(tensorboard, done)

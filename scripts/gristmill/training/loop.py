@@ -119,7 +119,9 @@ class Training:
             steps_log: StepLog | None = None
             if self.parallel.main:
                 board = self.task.work / "tensorboard"
-                steps_log = opened.enter_context(StepLog(self.task.steps, board, self.progress.step, self.steps))
+                done = self.progress.step
+                earlier = checkpoint.curve_of(checkpoint.place(self.folder, done)) if done else None
+                steps_log = opened.enter_context(StepLog(self.task.steps, board, done, self.steps, earlier))
             self._run(steps_log)
         if self.progress.step < self.steps and self.stopping:
             return False
@@ -256,7 +258,8 @@ class Training:
     def _checkpoint(self) -> None:
         state = {**asdict(self.progress), "effective": str(self.effective), "processes": self.parallel.processes}
         state["scaler"] = self.parallel.scaler.state_dict() if self.parallel.scaler is not None else None
-        checkpoint.save(self.folder, self.progress.step, state, self.model, self._adam, self.parallel)
+        curve = self.task.steps
+        checkpoint.save(self.folder, self.progress.step, state, curve, self.model, self._adam, self.parallel)
         if self.parallel.main:
             checkpoint.rotate(self.folder, self.recipe.keep_checkpoints, self.progress.best_step)
 
