@@ -206,6 +206,27 @@ def test_a_time_is_not_too_long_for_one_of_several_partitions_without_a_limit() 
     slurm.require_accepted(jobs, print, run=limits)
 
 
+@pytest.mark.parametrize(
+    ("listed", "account", "said"),
+    [
+        ((0, "ci\nroot\n", ""), "nobody", r"slurm_account is nobody, and the accounts of \S+ are ci, root"),
+        ((0, "ci\nroot\n", ""), "ci", None),
+        ((0, "ci\nroot\n", ""), "ci, ROOT", None),
+        ((0, "", ""), "any", None),  # not all users may list them
+        ((1, "", "accounting is disabled"), "any", "this cluster keeps no accounts; leave it out"),
+    ],
+)
+def test_an_account_that_is_not_the_users_is_refused(
+    listed: tuple[int, str, str], account: str, said: str | None
+) -> None:
+    jobs = [Wanted("rule generate", 1, {"slurm_account": account})]
+    if said is None:
+        slurm.require_accepted(jobs, print, run=answering(sacctmgr=listed))
+        return
+    with pytest.raises(UserError, match=said):
+        slurm.require_accepted(jobs, print, run=answering(sacctmgr=listed))
+
+
 def test_options_of_all_jobs_are_asked_about_too() -> None:
     asked: list[list[str]] = []
 

@@ -7,6 +7,7 @@ accepted by many clusters and then waits for ever; so it is compared here.
 
 from __future__ import annotations
 
+import getpass
 import re
 import shlex
 import subprocess
@@ -100,7 +101,7 @@ def require_accepted(
         asked.setdefault((*job.options(), *also), job)
     problems: list[str] = []
     for argv, job in asked.items():
-        said = _refusal(list(argv), run) or _too_long(job.resources, run)
+        said = _refusal(list(argv), run) or _too_long(job.resources, run) or _not_yours(job.resources, run)
         if said and _NOT_NOW in said:
             log(f"SLURM's queue is full ({said}); sbatch waits and tries again")
         elif said and _NO_NODE in said and (away := _large_but_away(job, run)):
@@ -216,6 +217,22 @@ def _too_long(resources: Mapping[str, Any], run: Run) -> str | None:
     limits = [limit for line in lines if (limit := limit_minutes(line)) is not None]
     if len(limits) == len(lines) and limits and minutes > max(limits):  # of several partitions one may have no limit
         return f"runtime is {minutes} minutes, over the {max(limits)} of partition {partition}"
+    return None
+
+
+def _not_yours(resources: Mapping[str, Any], run: Run) -> str | None:
+    """An account that is none of the user's, which SLURM may take and the executor does not."""
+    given = [name for name in re.split(r"[,\s]+", str(resources.get("slurm_account") or "")) if name]
+    if not given:
+        return None
+    user = getpass.getuser()
+    listed = run(["sacctmgr", "--noheader", "--parsable2", "list", "assoc", f"user={user}", "format=account"])
+    there = sorted({line.strip() for line in listed.stdout.splitlines() if line.strip()})
+    if listed.returncode != 0:
+        return f"slurm_account is {', '.join(given)}, but this cluster keeps no accounts; leave it out"
+    wrong = [name for name in given if name.lower() not in {known.lower() for known in there}]
+    if wrong and there:
+        return f"slurm_account is {wrong[0]}, and the accounts of {user} are {', '.join(there)}"
     return None
 
 

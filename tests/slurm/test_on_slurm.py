@@ -121,6 +121,7 @@ def test_shards_can_be_one_job_array(one_node: Cluster, project: ClusterProject)
         ({"slurm_partition": "nope"}, "Invalid partition name specified"),
         ({"constraint": "moon"}, "Invalid feature specification"),
         ({"gpu_model": "a100"}, "Requested node configuration is not available"),
+        ({"slurm_account": "nobody"}, "this cluster keeps no accounts; leave it out"),
         ({"mem_mb": 10_000_000}, "Requested node configuration is not available"),
         ({"runtime": 3000}, "runtime is 3000 minutes, over the 1440 of partition gpu"),
     ],
