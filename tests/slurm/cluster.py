@@ -56,9 +56,11 @@ def install() -> None:
         print("SLURM is not installed, which takes root and apt-get; its tests will be skipped")
         return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run(["apt-get", "update"], check=True, stdout=subprocess.DEVNULL)
-    command = ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    for command in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES]):
+        words = ["apt-get", "-o", "DPkg::Lock::Timeout=120", *command]
+        if subprocess.run(words, check=False, env=environment, stdout=subprocess.DEVNULL).returncode:
+            print(f"`{' '.join(words)}` failed; the tests that need SLURM will be skipped")
+            return
 
 
 def until(true: Callable[[], bool], what: str, seconds: float = ANSWER_S) -> None:
