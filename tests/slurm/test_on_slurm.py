@@ -148,7 +148,7 @@ def test_more_gpus_than_a_node_has_are_one_line(one_node: Cluster, project: Clus
 
 
 def test_a_job_that_finds_other_gpus_than_it_asked_for_stops(one_node: Cluster, project: ClusterProject) -> None:
-    result = project.run("--set-resources", "generate:gpu=1")
+    result = project.run("--set-resources", "generate:gpu=1", "--preemptible-retries", "0")
     assert result.returncode != 0
     assert re.search(r"SLURM job \d+ has 1 GPUs \(0\), but the worker is of 2", project.logs())
     assert project.answered() == []
