@@ -624,7 +624,8 @@ def jobs_on_cluster():
         if group is not None:
             yield slurm.Wanted(f"group {group.groupid}", group.threads, dict(group.resources.items()))
         elif not job.is_local:
-            yield slurm.Wanted(f"rule {job.rule.name}", job.threads, dict(job.resources.items()))
+            last = job.rule.expand_resources(job.wildcards_dict, job.input, job.restart_times + 1)
+            yield slurm.Wanted(f"rule {job.rule.name}", job.threads, dict(job.resources.items()), last.get("runtime"))
 
 
 def asked_of_all_jobs():

@@ -200,6 +200,19 @@ def test_a_time_over_the_partitions_is_refused_before_it_waits_for_ever() -> Non
     slurm.require_accepted([Wanted("rule generate", 1, {"slurm_partition": "gpu", "runtime": 240})], print, run=limits)
 
 
+def test_a_time_that_grows_over_the_partitions_is_said() -> None:
+    limits = answering(sinfo=(0, "10:00:00\n", ""))
+    said: list[str] = []
+    asked = {"slurm_partition": "gpu", "runtime": 240}
+    slurm.require_accepted([Wanted("rule generate", 1, asked, 600)], said.append, run=limits)
+    assert said == []
+    slurm.require_accepted([Wanted("rule generate", 1, asked, 960)], said.append, run=limits)
+    assert said == [
+        "the last attempt of rule generate would wait for ever: runtime is 960 minutes, over the 600 of partition gpu; "
+        "lower what its time grows to"
+    ]
+
+
 def test_a_time_is_not_too_long_for_one_of_several_partitions_without_a_limit() -> None:
     limits = answering(sinfo=(0, "4:00:00\ninfinite\n", ""))
     jobs = [Wanted("rule generate", 1, {"slurm_partition": "gpu,urgent", "runtime": 2000})]

@@ -58,6 +58,8 @@ class Wanted:
     name: str
     threads: int
     resources: Mapping[str, Any]
+    #: Its time at the last attempt, in minutes.
+    last_runtime: Any = None
 
     def options(self) -> list[str]:
         """The options of sbatch; what is not known yet is left out.
@@ -111,6 +113,8 @@ def require_accepted(
                 f"SLURM refuses {job.name} ({' '.join(argv)}): {said}; see `sinfo`, then the profile or "
                 "models.*.resources"
             )
+        elif said := _too_long({**job.resources, "runtime": job.last_runtime}, run):
+            log(f"the last attempt of {job.name} would wait for ever: {said}; lower what its time grows to")
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
 
