@@ -225,12 +225,17 @@ def worker_memory(wildcards, attempt):
     return memory_mb(MODEL.format(model=name), model, gpus_of(wildcards)) * attempt
 
 
-def asked_of_cluster(name):
-    """An input function for one resource of models.<name>.resources; of a model without it, what the profile says."""
+def model_resources(wildcards):
+    """models.<name>.resources of a shard's job."""
+    return CONFIG.models[unit_of(wildcards).model].resources
+
+
+def asked_of_cluster(name, resources_of):
+    """An input function for one resource that a section's `resources` may name; where it does not, what the profile says."""
     default = workflow.resource_settings._parsed_default_resources.get(name)
 
     def value(wildcards, input, attempt, threads, rulename):
-        given = CONFIG.models[unit_of(wildcards).model].resources
+        given = resources_of(wildcards)
         if name in given:
             return value_at(name, given[name], attempt)
         if default is None:
@@ -240,7 +245,12 @@ def asked_of_cluster(name):
     return value
 
 
-ASKED = {name: asked_of_cluster(name) for model in CONFIG.models.values() for name in model.resources}
+def asked_by(sections, resources_of):
+    """Resource → input function, of all that any of the sections names."""
+    return {name: asked_of_cluster(name, resources_of) for section in sections for name in section.resources}
+
+
+ASKED = asked_by(CONFIG.models.values(), model_resources)
 # The GPUs of a worker are on one node; SLURM's --gpus alone may take them from several.
 WORKER_RESOURCES = ASKED | {"mem_mb": worker_memory, "nodes": 1} if PLAN.cluster else {}
 
@@ -495,22 +505,7 @@ def training_of(wildcards):
     return CONFIG.trainings[wildcards.training]
 
 
-def asked_for_training(name):
-    """An input function for one resource of trainings.<name>.resources; of one without it, what the profile says."""
-    default = workflow.resource_settings._parsed_default_resources.get(name)
-
-    def value(wildcards, input, attempt, threads, rulename):
-        given = training_of(wildcards).resources
-        if name in given:
-            return value_at(name, given[name], attempt)
-        if default is None:
-            return None
-        return default.evaluate(wildcards, input=input, attempt=attempt, threads=threads, rulename=rulename).value
-
-    return value
-
-
-TRAINING_ASKED = {name: asked_for_training(name) for one in CONFIG.trainings.values() for name in one.resources}
+TRAINING_ASKED = asked_by(CONFIG.trainings.values(), lambda w: training_of(w).resources)
 
 
 def on_several_nodes(value):
@@ -629,7 +624,7 @@ def jobs_on_cluster():
 
 
 def asked_of_all_jobs():
-    """The executor's settings that go with every job, as options of sbatch."""
+    """The executor's settings that go with every job, as its options on the command line."""
     settings = {name: getattr(workflow.executor_settings, name, None) for name in ("qos", "reservation")}
     return [f"--{name}={value}" for name, value in settings.items() if value]
 

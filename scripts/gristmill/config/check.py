@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gristmill.config.schema import Config, JudgeConfig, PromptConfig, TrainingConfig
+from gristmill.config.schema import Config, JudgeConfig, LogitsConfig, PromptConfig, TrainingConfig
 from gristmill.config.specs import MAX_SPEC_BYTES
 from gristmill.errors import UserError, some
 from gristmill.prompts import JUDGE_NAMES, JUDGED_TURN_NAMES, MAX_NAMES_SHOWN, TURN_NAMES, check_placeholders
@@ -98,21 +98,28 @@ def _run_datasets(config: Config) -> list[str]:
 
 def _logits_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
     for name, logits in config.logits.items():
-        if logits.dataset is None or logits.dataset not in columns:
-            continue
-        there = columns[logits.dataset]
-        listed = some(sorted(there), MAX_NAMES_SHOWN)
-        if logits.text_field is not None and logits.text_field not in there:
-            wrong = f"{logits.text_field!r} is not a column of {logits.dataset}"
-            yield f"logits.{name}.text_field: {wrong}; columns: {listed}"
-        if logits.prompt is not None:
-            yield from check_placeholders(logits.prompt, config.prompts[logits.prompt], there, set())
-            yield from _example_problems(logits.prompt, config.prompts[logits.prompt], columns)
-            if "reference" not in there:
-                yield (
-                    f"logits.{name}.prompt needs a column 'reference' in {logits.dataset}, the answers; name one with "
-                    f"datasets.{logits.dataset}.fields; columns: {listed}"
-                )
+        if logits.dataset is not None:
+            yield from _text_problems(config, columns, f"logits.{name}", logits, logits.dataset)
+
+
+def _text_problems(
+    config: Config, columns: dict[str, set[str]], key: str, texts: LogitsConfig | TrainingConfig, dataset: str
+) -> Iterable[str]:
+    """Of texts that a teacher or a training reads from a dataset: a column, or a prompt and the answers after it."""
+    there = columns.get(dataset)
+    if there is None:
+        return
+    listed = some(sorted(there), MAX_NAMES_SHOWN)
+    if texts.text_field is not None and texts.text_field not in there:
+        yield f"{key}.text_field: {texts.text_field!r} is not a column of {dataset}; columns: {listed}"
+    if texts.prompt is not None:
+        yield from check_placeholders(texts.prompt, config.prompts[texts.prompt], there, set())
+        yield from _example_problems(texts.prompt, config.prompts[texts.prompt], columns)
+        if "reference" not in there:
+            yield (
+                f"{key}.prompt needs a column 'reference' in {dataset}, the answers; name one with "
+                f"datasets.{dataset}.fields; columns: {listed}"
+            )
 
 
 def _training_datasets(training: TrainingConfig) -> list[str]:
@@ -124,21 +131,7 @@ def _training_datasets(training: TrainingConfig) -> list[str]:
 def _training_problems(config: Config, columns: dict[str, set[str]]) -> Iterable[str]:
     for name, training in config.trainings.items():
         for dataset in _training_datasets(training):
-            there = columns.get(dataset)
-            if there is None:
-                continue
-            listed = some(sorted(there), MAX_NAMES_SHOWN)
-            if training.text_field is not None and training.text_field not in there:
-                wrong = f"{training.text_field!r} is not a column of {dataset}"
-                yield f"trainings.{name}.text_field: {wrong}; columns: {listed}"
-            if training.prompt is not None:
-                yield from check_placeholders(training.prompt, config.prompts[training.prompt], there, set())
-                yield from _example_problems(training.prompt, config.prompts[training.prompt], columns)
-                if "reference" not in there:
-                    yield (
-                        f"trainings.{name}.prompt needs a column 'reference' in {dataset}, the answers; name one with "
-                        f"datasets.{dataset}.fields; columns: {listed}"
-                    )
+            yield from _text_problems(config, columns, f"trainings.{name}", training, dataset)
 
 
 def _example_datasets(config: Config) -> list[str]:
