@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gristmill import fence, journal, locks, worker
+from gristmill.adoption import adopt
 from gristmill.config.schema import GpusConfig, ModelConfig
 from gristmill.errors import UserError
 from gristmill.files import read_jsonl, with_checksum, write_json, write_jsonl
@@ -140,6 +141,28 @@ def test_rows_that_move_to_another_shard_or_are_new_cost_only_what_is_new(tmp_pa
     work(whole)
     assert part(whole) == {name: f"say {name}" for name in ("new", "a", "b", "c", "d")}
     assert sorted(asked(tmp_path)) == ["a", "b", "c", "d", "new"]
+
+
+def test_answers_that_another_shard_takes_over_meanwhile_are_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+    work(shard_of(old, ["a", "b"]))
+    whole = shard_of(new, ["a", "b"])
+    shard = replace(whole, left_behind=(old / "journal",))
+
+    def behind_another(folder: Path, *rest: Any) -> int:
+        for path in (old / "journal").glob("*.jsonl"):
+            if not (folder / path.name).exists():  # between this shard's look into the journal and its own taking over
+                os.link(path, folder / path.name)
+        return adopt(folder, *rest)
+
+    monkeypatch.setattr(worker, "adopt", behind_another)
+    monkeypatch.setattr(worker, "open_engine", None)  # calling it would fail
+    work(shard)
+    assert part(shard) == {"a": "say a", "b": "say b"}
 
 
 def test_an_edited_prompt_is_asked_again(tmp_path: Path) -> None:

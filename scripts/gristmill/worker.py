@@ -24,6 +24,7 @@ from gristmill.files import checked, read_jsonl, write_jsonl
 from gristmill.followups import Followups
 from gristmill.gpu.watch import Place, Watch
 from gristmill.job import alone, device_names, held, usable
+from gristmill.journal.reading import segments
 from gristmill.judging.asking import Asking, UnreadableStreak
 from gristmill.keys import WEIGHTLESS, RequestKeys, model_identity
 from gristmill.local_copy import local
@@ -78,8 +79,7 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
     requests = _requests(job)
     with alone(shard.unit, shard.name, shard.journal, config.wait_minutes * 60) as stop:
         known: dict[str, Completion] = {}
-        while adopt(shard.journal, shard.left_behind, _recall(shard, requests, known), log):
-            pass
+        _take_over(shard, requests, known)
         count, left = len(requests), requests.left
         log(f"{shard.unit} {shard.name}: {count} requests, {count - left} in the journal, {left} to answer")
         failures = _answer(job, requests, known, stop) if left else {}
@@ -139,6 +139,14 @@ def _recall(shard: Shard, requests: Followups, known: dict[str, Completion]) -> 
         known.update(journal.read_known(shard.journal, wanted, log))
         lacking |= wanted - set(known)
     return lacking
+
+
+def _take_over(shard: Shard, requests: Followups, known: dict[str, Completion]) -> None:
+    """Bring what the journal and those left behind know into `known`; also what another shard brings meanwhile."""
+    before: list[Path] | None = None
+    while before != (now := segments(shard.journal)):
+        adopt(shard.journal, shard.left_behind, _recall(shard, requests, known), log)
+        before = now
 
 
 @dataclass(frozen=True, slots=True)
