@@ -580,10 +580,12 @@ def judge_folders():
 
 
 def beside_arguments():
-    """The report's options for what is made of several runs or judges; a file of an earlier config is not named."""
-    juries = [f"--jury={name}={folder}" for name, folder in jury_folders().items()]
+    """The report's options for what is beside runs and judges; a file of an earlier config is not named."""
+    named = [f"--jury={name}={folder}" for name, folder in jury_folders().items()]
+    named += [f"--training={name}=results/trainings/{name}" for name in CONFIG.trainings]
+    named += [f"--logits={name}=results/logits/{name}" for name in CONFIG.logits]
     compared = ["--comparisons=results/comparisons.json"] if COMPARISONS.comparisons else []
-    return juries + compared + (["--rankings=results/rankings.json"] if RANKINGS.pairs else [])
+    return named + compared + (["--rankings=results/rankings.json"] if RANKINGS.pairs else [])
 
 
 def result_files():

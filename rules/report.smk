@@ -26,6 +26,8 @@ rule report:
     input:
         result_files(),
         jury_files(),
+        expand("results/logits/{name}/metrics.json", name=CONFIG.logits),
+        expand("results/trainings/{name}/metrics.json", name=CONFIG.trainings),
     output:
         "results/report.html",
     log:

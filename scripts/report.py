@@ -5,12 +5,14 @@
         --judge referee/direct=results/judges/referee/direct \\
         --judge arena/direct_vs_worked=results/judges/arena/direct_vs_worked \\
         --jury panel/direct=results/juries/panel/direct \\
+        --training tuned=results/trainings/tuned --logits taught=results/logits/taught \\
         --comparisons results/comparisons.json --rankings results/rankings.json --out results/report.html
 
 SPEC is the JSON of gristmill.config.specs.ReportSpec, at the least '{"title": "my report", "max_rows": 2000}'. Only the
 folders given are read: generations.jsonl, grades.jsonl, metrics.json and manifest.json of a run, verdicts.jsonl,
-metrics.json and manifest.json of a judge target, and metrics.json of a jury's (docs/outputs.md). Comparisons and
-rankings have to be of the runs and judges that are given. Needs no GPU; the same files give the same bytes.
+metrics.json and manifest.json of a judge target, metrics.json of a jury's, a training's and a teacher's logits, and a
+training's steps.jsonl (docs/outputs.md). Comparisons and rankings have to be of the runs and judges that are given.
+Needs no GPU; the same files give the same bytes.
 """
 
 from __future__ import annotations
@@ -32,12 +34,18 @@ def main() -> None:
     parser.add_argument("--run", action="append", default=[], metavar="NAME=FOLDER", required=True)
     parser.add_argument("--judge", action="append", default=[], metavar="JUDGE/TARGET=FOLDER")
     parser.add_argument("--jury", action="append", default=[], metavar="JURY/TARGET=FOLDER")
+    parser.add_argument("--training", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--logits", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--comparisons", type=Path, metavar="FILE")
     parser.add_argument("--rankings", type=Path, metavar="FILE")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     runs, judges = named_paths("--run", args.run), named_paths("--judge", args.judge)
-    beside = Beside(named_paths("--jury", args.jury), args.comparisons, args.rankings)
+    trained = {
+        "trainings": named_paths("--training", args.training),
+        "logits": named_paths("--logits", args.logits),
+    }
+    beside = Beside(named_paths("--jury", args.jury), args.comparisons, args.rankings, **trained)
     size = write_report(decode(ReportSpec, args.spec), runs, judges, args.out, beside)
     print(f"{args.out}: {len(runs)} runs, {len(judges)} judge targets, {size / 1e6:.2f} MB")
 

@@ -106,11 +106,11 @@ def manifest(unit: str, n: int) -> Row:
 
 def write_run(
     root: Path, name: str, lines: Sequence[Row], metrics: Sequence[str] = ("exact_match",), dataset: str = "sums",
-    slices: Sequence[str] = ("kind",), prompt: str = "direct",
+    slices: Sequence[str] = ("kind",), prompt: str = "direct", model: str = "smollm2",
 ) -> Folders:  # fmt: skip
     """One run's folder, graded by the real code."""
     folder = root / "runs" / name
-    names = {"run": name, "dataset": dataset, "model": "smollm2", "prompt": prompt}
+    names = {"run": name, "dataset": dataset, "model": model, "prompt": prompt}
     tally = RunTally(MetricsSpec.model_validate(names | {"metrics": list(metrics), "slices": list(slices)}))
     write_jsonl(folder / "generations.jsonl", lines)
     write_jsonl(folder / "grades.jsonl", tally.graded(iter(lines)))
@@ -501,6 +501,7 @@ def test_the_style_sheet_recolours_every_colour_that_charts_draw_with() -> None:
     css = (HERE / "report.css").read_text()
     for number, colour in enumerate(charts.PALETTE):
         assert f'.chart [fill="{colour}"] {{ fill: var(--s{number}); }}' in css
+        assert f'.chart [stroke="{colour}"] {{ stroke: var(--s{number}); }}' in css
         assert f"--s{number}: {colour};" in css
     for fill in (charts.INK, charts.MUTED, charts.SLATE, charts.TIE):
         assert f'.chart [fill="{fill}"]' in css

@@ -26,6 +26,7 @@ from gristmill.config.schema import (
     Section,
     TrainingConfig,
 )
+from gristmill.config.trainings import made_by
 from gristmill.errors import UserError
 
 #: What of a model says where and how fast it runs and changes no answer: it travels beside the spec, so that an edit of
@@ -307,6 +308,22 @@ class ReportJudge(Section):
     reliability: ReliabilityBar = ReliabilityBar.model_validate({})
 
 
+class ReportTraining(Section):
+    """The models that a training has to do with: where it began, who taught it, and the names of what it made."""
+
+    base: str | None = None
+    teacher: str | None = None
+    models: list[str] = []
+
+    @classmethod
+    def of(cls, config: Config, name: str) -> ReportTraining:
+        """Of one training of a config."""
+        training = config.trainings[name]
+        teacher = config.logits[training.logits].model if training.logits is not None else None
+        made = [model for model, each in config.models.items() if made_by(each.source) == name]
+        return cls(base=training.base, teacher=teacher, models=made)
+
+
 class ReportSpec(Section):
     """Metrics, answers and verdicts of all runs → the report. A run or judge that is not listed is shown without."""
 
@@ -314,6 +331,7 @@ class ReportSpec(Section):
     max_rows: int
     sampling: dict[str, SamplingConfig] = {}
     judges: dict[str, ReportJudge] = {}
+    trainings: dict[str, ReportTraining] = {}
 
     @classmethod
     def from_config(cls, config: Config) -> ReportSpec:
@@ -326,6 +344,7 @@ class ReportSpec(Section):
                 name: ReportJudge(labels=judge.meanings(), reliability=judge.reliability)
                 for name, judge in config.judges.items()
             },
+            trainings={name: ReportTraining.of(config, name) for name in config.trainings},
         )
 
 

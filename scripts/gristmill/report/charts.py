@@ -13,13 +13,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gristmill.report.data import Judge, Slice
 from gristmill.report.inputs import Score
 from gristmill.report.timeline import Span, Timeline
+from gristmill.report.trainings import PANELS, Point
 from gristmill.report.words import count, estimate, percent
 
 #: altair's generated classes are only partly typed.
@@ -31,6 +32,7 @@ INK, MUTED, GRID, HALO = "#1b1b1a", "#5f5f5b", "#e3e3df", "#fffffe"
 SLATE, TIE = "#5b6b7f", "#c9c9c4"
 MAX_VALUES, MAX_LISTED = 30, 500
 BAR_PX, GAP_PX, LANE_PX = 13, 9, 46
+CURVE_PX, PANEL_PX = 140, 44
 #: Shorter than this: in units of so many seconds, called so.
 TIME_UNITS = ((180, 1, "s"), (3 * 3600, 60, "min"), (float("inf"), 3600, "h"))
 
@@ -83,6 +85,11 @@ def draw_timeline(timeline: Timeline, colours: Sequence[int | None]) -> Drawing:
         colours: each unit's colour; None for a judge, which is grey.
     """
     return Drawing(*(_svg(_timeline_chart(timeline, colours, size)) for size in (DESK, PHONE)))
+
+
+def draw_curve(curve: Mapping[str, Sequence[Point]]) -> Drawing:
+    """A training over its steps, a panel for each of PANELS that has points, all on one axis of steps."""
+    return Drawing(*(_svg(_curve_chart(curve, size)) for size in (DESK, PHONE)))
 
 
 def largest(data: Slice, limit: int) -> list[str]:
@@ -255,6 +262,41 @@ def _timeline_row(span: Span, colours: Sequence[int | None], every: float) -> di
     times = {"start": span.start / every, "end": span.end / every}
     place = {"top": span.lane + 0.95 - height, "bottom": span.lane + 0.95}
     return {**times, **place, "colour": SLATE if colour is None else PALETTE[colour]}
+
+
+def _curve_chart(curve: Mapping[str, Sequence[Point]], size: Size) -> Chart:
+    import altair as alt
+
+    panels = {title: keys for title, keys in PANELS.items() if any(curve.get(key) for key in keys)}
+    steps = [point.step for points in curve.values() for point in points]
+    width, last = size.plot + size.numbers, len(panels) - 1
+    made = []
+    for place, (title, keys) in enumerate(panels.items()):
+        axis = alt.Axis(title=None, grid=False, tickCount=5, labels=place == last, format="~s")
+        x = alt.X("step:Q", axis=axis, scale=alt.Scale(domain=[0, max(steps)], range=[0, width], nice=False))
+        layers = alt.layer(*(_curve_line(curve.get(key, ()), key, x, size) for key in keys))
+        height = CURVE_PX if place == 0 else PANEL_PX
+        made.append(layers.properties(width=width, height=height, title=_panel_title(title, place == last)))
+    return alt.vconcat(*made, spacing=10)
+
+
+def _curve_line(points: Sequence[Point], key: str, x: Chart, size: Size) -> Chart:
+    """What is measured on texts kept from the training has dots, and stands in another colour."""
+    import altair as alt
+
+    rows = [{"step": point.step, "value": point.value} for point in points]
+    measured = key.startswith("evaluation")
+    form = "~g" if key == "learning_rate" else "~s"
+    axis = alt.Axis(title=None, tickCount=3, format=form, minExtent=44, maxExtent=44)
+    y = alt.Y("value:Q", axis=axis, scale=alt.Scale(zero=not key.endswith("loss")))
+    colour = PALETTE[1] if measured else PALETTE[0]
+    dots = {"filled": True, "size": 26, "color": colour} if measured else False
+    return _chart(rows).mark_line(color=colour, strokeWidth=1.5, point=dots).encode(x=x, y=y)
+
+
+def _panel_title(title: str, with_steps: bool) -> dict[str, Any]:
+    text = f"{title}, by step" if with_steps else title
+    return {"text": text, "anchor": "start", "color": MUTED, "fontSize": 11, "fontWeight": "normal", "offset": 2}
 
 
 def _svg(chart: Chart) -> str:

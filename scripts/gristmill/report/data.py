@@ -20,6 +20,7 @@ from gristmill.report.juries import Jury, read_juries
 from gristmill.report.rankings import Ranking, read_rankings
 from gristmill.report.rows import Browser, JudgeFiles, RunFiles, Shown, join_rows, slice_columns
 from gristmill.report.timeline import Timeline, timeline_of
+from gristmill.report.trainings import TeacherMetrics, Training, read_teachers, read_trainings
 from gristmill.report.words import Swaps
 from gristmill.types import JsonDict
 
@@ -28,11 +29,13 @@ COLOURS = 8
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What was made of several runs or judges together, where the config asks for it."""
+    """What the report shows beside runs and judges, where the config asks for it."""
 
     juries: Mapping[str, Path] = field(default_factory=dict)  # <jury>/<target> → its folder
     comparisons: Path | None = None
     rankings: Path | None = None
+    trainings: Mapping[str, Path] = field(default_factory=dict)
+    logits: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class Report:
     comparisons: list[Family] = field(default_factory=list)
     rankings: list[Ranking] = field(default_factory=list)
     juries: list[Jury] = field(default_factory=list)
+    trainings: list[Training] = field(default_factory=list)
+    teachers: dict[str, TeacherMetrics] = field(default_factory=dict)
 
     @property
     def gpu_usage(self) -> dict[str, GpuUsage]:
@@ -120,7 +125,7 @@ def gather(
         spec: the config's part.
         runs: run → its folder.
         judges: <judge>/<target> → its folder.
-        beside: comparisons, rankings and juries of these runs and judges.
+        beside: comparisons, rankings and juries of these runs and judges; trainings and logits.
 
     Raises:
         UserError: a file is missing, broken or of another config; with its path.
@@ -143,6 +148,8 @@ def gather(
         juries=read_juries(
             beside.juries, {name: files.metrics for name, files in zip(judges, judge_files, strict=True)}
         ),
+        trainings=read_trainings(beside.trainings, spec.trainings),
+        teachers=read_teachers(beside.logits),
     )
 
 

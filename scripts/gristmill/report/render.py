@@ -30,6 +30,7 @@ from gristmill.report.inputs import Bounds
 from gristmill.report.judged import Measure
 from gristmill.report.labelled import labelled, sampled, sampled_columns
 from gristmill.report.provenance import units, versions
+from gristmill.report.trainings import Measured, Training, lineups
 from gristmill.thinking import UNCLOSED
 
 HERE = Path(__file__).parent
@@ -81,6 +82,15 @@ class JudgeView:
         return self.judge.metrics.reliable
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingView:
+    """A training with its chart, None without a curve, and the evaluations that are worth a line."""
+
+    training: Training
+    drawing: Drawing | None
+    evaluations: list[tuple[str, Measured]]
+
+
 def write_report(
     spec: ReportSpec, runs: Mapping[str, Path], judges: Mapping[str, Path], out: Path, beside: Beside | None = None
 ) -> int:
@@ -107,6 +117,8 @@ def render(report: Report) -> str:
             sampled=several,
             sampled_columns=sampled_columns(several),
             timeline=_timeline(report),
+            trainings=[_training_view(training) for training in report.trainings],
+            lineups=lineups(report.trainings, report.runs, report.comparisons),
             units=units(report),
             versions=versions(report),
             colour={run.name: run.colour for run in report.runs},
@@ -183,6 +195,16 @@ def _judge_view(judge: Judge, runs: list[Run]) -> JudgeView:
         label_chart=charts.draw_labels(judged.chart_bars(judge.metrics, labels)),
         reasons=judged.unreadable_reasons(judge.metrics),
         outcome=_outcome(judge, {run.name: run.colour for run in runs}),
+    )
+
+
+def _training_view(training: Training) -> TrainingView:
+    found = training.metrics.evaluation
+    named = [("first", found.first), ("best", found.best), ("last", found.last)] if found is not None else []
+    return TrainingView(
+        training=training,
+        drawing=charts.draw_curve(training.curve) if training.curve else None,
+        evaluations=[(when, measured) for when, measured in named if measured is not None],
     )
 
 
