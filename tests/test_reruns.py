@@ -83,11 +83,12 @@ class Rerun:
 
 
 def rules_by_unit(output: str) -> dict[str, set[str]]:
-    """Run, judge/target, model or "" → the rules that snakemake named."""
+    """Run, judge/target, model, "logits <name>", "training <name>" or "" → the rules that snakemake named."""
     found: dict[str, set[str]] = {}
     for rule, body in JOB.findall(output):
         wildcards = dict(pair.split("=", 1) for pair in re.findall(r"\w+=[^,\n]+", _line(body, "wildcards")))
         names = [wildcards[name] for name in ("run", "judge", "target", "model") if name in wildcards]
+        names += [f"{kind} {wildcards[kind]}" for kind in ("logits", "training") if kind in wildcards]
         if rule != "all":
             found.setdefault("/".join(names), set()).add(rule)
     return found
