@@ -1,14 +1,16 @@
 """Facts about whole trainings on the CPU, with real processes: what stays the same, and what comes out."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_training import GPT2, Made, make, texts
+from tiny_training import GPT2, STILL, Made, make, texts
 
 from gristmill.files import read_json
+from gristmill.training.models import build, tokenizer_of
 from gristmill.weights import fingerprint
 
 pytestmark = pytest.mark.slow
@@ -150,6 +152,36 @@ def test_sharded_adapters_are_the_same_adapters(tmp_path: Path) -> None:
     plain.done()
     sharded.done(processes=2, sharding="fsdp")
     same_training(sharded, plain)
+
+
+def test_a_sharded_model_with_tied_weights_and_packed_rows_is_the_same(tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {"architecture": {**GPT2, **STILL}, "gradient_checkpointing": True}
+    plain, sharded = (make(tmp_path / name, **recipe) for name in ("plain", "sharded"))
+    plain.done(micro_batch_rows=8)
+    sharded.done(processes=2, sharding="fsdp")
+    same_training(sharded, plain)
+
+
+def test_a_model_that_waits_for_its_weights_is_the_same_but_takes_no_memory(tmp_path: Path) -> None:
+    wide = {**GPT2, "n_embd": 2048, "n_layer": 4, "n_head": 4}
+    made = make(tmp_path, architecture=wide)
+    recipe, model, weights = made.config.trainings["t"], made.config.models["words"], made.weights()
+    tokenizer = tokenizer_of(weights, model)
+    before = _resident_bytes()
+    empty = build(recipe, model, weights, tokenizer, empty=True)
+    taken = _resident_bytes() - before
+    size = sum(parameter.numel() * parameter.element_size() for parameter in empty.parameters())
+    assert size > 800_000_000
+    assert taken < size / 8
+    whole = build(recipe, model, weights, tokenizer)
+    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in whole.state_dict().items()}
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in empty.state_dict().items()} == shapes
+    assert empty.lm_head.weight is empty.transformer.wte.weight
+    assert not [name for name, tensor in (*empty.named_parameters(), *empty.named_buffers()) if tensor.is_meta]
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_fp16_without_a_gpu_is_refused(tmp_path: Path) -> None:

@@ -89,17 +89,17 @@ class Training:
         self.rows, self.measured = self._data()
         self.order = Order(len(self.rows.rows), self.recipe.batch_rows, self.recipe.seed)
         self.steps = self.recipe.steps or self.order.steps(self.recipe.epochs or 1)
-        built = build(self.recipe, model, task.weights, self.tokenizer)
+        built = build(self.recipe, model, task.weights, self.tokenizer, self.parallel.is_sent_weights)
         self._check_vocabulary(built)
         self.flops = flops_per_token(built, self.recipe.sequence_tokens)
-        if self.recipe.packing:
-            require_blind(built.to(self.parallel.device), self.parallel.autocast())
-        torch.manual_seed(self.recipe.seed + 1 + self.parallel.rank)  # dropout differs from process to process
         self.model = self.parallel.wrap(built)
+        torch.manual_seed(self.recipe.seed + 1 + self.parallel.rank)  # dropout differs from process to process
         groups = parameter_groups(self.model, self.recipe.weight_decay)
         rates: JsonDict = {"lr": self.recipe.learning_rate, "betas": self.recipe.betas}
         self._adam = torch.optim.AdamW(groups, fused=task.on_gpu or None, **rates)
         self.optimizer = self.parallel.optimizer(self._adam)
+        if self.recipe.packing:  # a forward of a sharded model leaves parameters behind that no optimizer may take
+            require_blind(self.parallel.unwrapped(self.model), self.parallel.autocast())
         self.folder = task.work / "checkpoints" / recipe_digest(task, self.rows.texts.sha256)
         self.progress = Progress()
         self.resumed_from: int | None = None

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,15 @@ def tokenizer_of(weights: JsonDict, model: ModelConfig) -> Any:
     return ChatEncoder(require_prepared(weights), model).tokenizer
 
 
-def build(training: TrainingConfig, model: ModelConfig, weights: JsonDict, tokenizer: Any) -> Any:
+def build(training: TrainingConfig, model: ModelConfig, weights: JsonDict, tokenizer: Any, empty: bool = False) -> Any:
     """The model on the CPU, in training mode, with its adapters.
+
+    Args:
+        training: the recipe.
+        model: of the base, or whose tokenizer it takes.
+        weights: results/models/<model>.json of it.
+        tokenizer: `tokenizer_of` it.
+        empty: leave parameters and buffers without values, and so without memory until another process sends them.
 
     Raises:
         UserError: an architecture that transformers does not know, or rows that are longer than the model's context.
@@ -37,20 +45,21 @@ def build(training: TrainingConfig, model: ModelConfig, weights: JsonDict, token
     import torch
 
     torch.manual_seed(training.seed)
-    dtype = getattr(torch, training.dtype)
-    if training.architecture is not None:
-        made = _from_scratch(training, tokenizer, dtype)
-    else:
-        made = _from_base(training, model, require_prepared(weights), dtype)
-    limit = getattr(made.config, "max_position_embeddings", None)
-    if limit is not None and training.sequence_tokens > limit:
-        raise UserError(
-            f"sequence_tokens={training.sequence_tokens}, but the model reads {limit} tokens; use {limit} or fewer, or "
-            "give the architecture more positions"
-        )
-    if training.gradient_checkpointing:
-        made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return adapted(made, training).train()
+    with torch.device("meta") if empty else contextlib.nullcontext():
+        made = _bare(training, model, weights, tokenizer, empty)
+        limit = getattr(made.config, "max_position_embeddings", None)
+        if limit is not None and training.sequence_tokens > limit:
+            raise UserError(
+                f"sequence_tokens={training.sequence_tokens}, but the model reads {limit} tokens; use {limit} or "
+                "fewer, or give the architecture more positions"
+            )
+        if training.gradient_checkpointing:
+            made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        made = adapted(made, training)
+    if empty:
+        made.to_empty(device="cpu")  # the system gives memory when somebody writes to it
+        made.tie_weights()
+    return made.train()
 
 
 def adapted(model: Any, training: TrainingConfig) -> Any:
@@ -72,7 +81,7 @@ def require_blind(model: Any, autocast: Any) -> None:
     """Refuse packing for a model in which one text of a row sees another.
 
     Args:
-        model: on its device, not wrapped.
+        model: on its device; where it is sharded, every process asks at the same time.
         autocast: the context it computes in.
 
     Raises:
@@ -142,12 +151,27 @@ def saved_dtype(training: TrainingConfig) -> str:
     return {"bf16": "bfloat16", "fp16": "float16"}.get(training.mixed_precision, training.dtype)
 
 
-def _from_base(training: TrainingConfig, model: ModelConfig, folder: Path, dtype: Any) -> Any:
+def _bare(training: TrainingConfig, model: ModelConfig, weights: JsonDict, tokenizer: Any, empty: bool) -> Any:
+    """The model without adapters; of a base only its config when it is to be empty."""
+    if training.architecture is not None:
+        return _from_config(_config(dict(training.architecture), tokenizer), training, model)
+    folder = require_prepared(weights)
+    if not empty:
+        return _from_base(training, model, folder)
+    from transformers import AutoConfig
+
+    trusted = model.trust_remote_code
+    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trusted, local_files_only=True)
+    return _from_config(config, training, model)
+
+
+def _from_base(training: TrainingConfig, model: ModelConfig, folder: Path) -> Any:
+    import torch
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
         str(folder),
-        dtype=dtype,
+        dtype=getattr(torch, training.dtype),
         attn_implementation=training.attention,
         trust_remote_code=model.trust_remote_code,
         use_safetensors=None if model.allow_pickle else True,
@@ -155,11 +179,16 @@ def _from_base(training: TrainingConfig, model: ModelConfig, folder: Path, dtype
     )
 
 
-def _from_scratch(training: TrainingConfig, tokenizer: Any, dtype: Any) -> Any:
+def _from_config(config: Any, training: TrainingConfig, model: ModelConfig) -> Any:
+    import torch
     from transformers import AutoModelForCausalLM
 
-    config = _config(dict(training.architecture or {}), tokenizer)
-    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=training.attention)
+    return AutoModelForCausalLM.from_config(
+        config,
+        dtype=getattr(torch, training.dtype),
+        attn_implementation=training.attention,
+        trust_remote_code=model.trust_remote_code,
+    )
 
 
 def _config(keys: dict[str, Any], tokenizer: Any) -> Any:

@@ -5,7 +5,8 @@
   counts more than its targets.
 - Gradients are exchanged at the last micro-batch of a step only.
 - FSDP is torch's fully_shard, the layers that the model must not split as units. accelerate would do the same, but on
-  GPUs only, and what cannot be run on a CPU cannot be tested there.
+  GPUs only, and what cannot be run on a CPU cannot be tested there. No GPU ever holds more than its share and one unit,
+  and no process but the first holds the weights in host memory: it sends the others theirs.
 - nn.DataParallel is not used: one process then feeds all GPUs, copies the model to each at every step, and gathers all
   outputs on the first.
 - A process that waits longer than timeout_minutes for the others ends with an error instead of waiting for ever.
@@ -61,10 +62,14 @@ class Parallel:
         self.main: bool = self._accelerator.is_main_process
         self._sharded = training.sharding == "fsdp" and self.processes > 1
 
+    @property
+    def is_sent_weights(self) -> bool:
+        """Whether `wrap` puts the first process's parameters and buffers into this one's model."""
+        return self._sharded and not self.main
+
     def wrap(self, model: Any) -> Any:
         """The model whose forward and backward are those of all processes."""
-        model = model.to(self.device)
-        return self._shard(model) if self._sharded else self._accelerator.prepare_model(model)
+        return self._shard(model) if self._sharded else self._accelerator.prepare_model(model.to(self.device))
 
     def optimizer(self, optimizer: Any) -> Any:
         """An optimizer that also knows fp16's loss scale."""
@@ -134,6 +139,7 @@ class Parallel:
 
     def _shard(self, model: Any) -> Any:
         import torch
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -141,10 +147,15 @@ class Parallel:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
         mesh = init_device_mesh(self.device.type, (self.processes,))
         units = set(getattr(model, "_no_split_modules", None) or [])
+        state = model.state_dict() if self.main else {}
         for module in list(model.modules()):
             if type(module).__name__ in units:
                 fully_shard(module, mesh=mesh, mp_policy=policy)
-        return fully_shard(model, mesh=mesh, mp_policy=policy)
+        sharded = fully_shard(model, mesh=mesh, mp_policy=policy)
+        set_model_state_dict(sharded, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+        for buffer in sharded.buffers():
+            torch.distributed.broadcast(buffer, 0)
+        return sharded
 
 
 def _checkpoint_error() -> type[BaseException]:
