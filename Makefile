@@ -2,11 +2,13 @@
 #   PYTHON  the Python (3.11 or newer) that makes .venv        make env PYTHON=python3.12
 #   DEVICE  auto, cpu or gpu: which build of torch             make env DEVICE=gpu
 #   CORES   how many cores the demo may use                    make demo CORES=4
+#   WORKERS how many files of tests run side by side           make test WORKERS=8
 #   PYTEST  more arguments for pytest                          make test PYTEST='-m "not slow"'
 
 PYTHON ?= python3
 DEVICE ?= auto
 CORES ?= all
+WORKERS ?= 2
 PYTEST ?=
 
 # Recipes use paths relative to this folder, so that its own path may contain spaces.
@@ -38,7 +40,7 @@ lint: env-dev ## formatting, types and workflow style
 	$(BIN)/snakemake --lint
 
 test: lint ## lint, then pytest, all but the tests that need a SLURM
-	$(BIN)/pytest --ignore=tests/slurm $(PYTEST)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --ignore=tests/slurm $(PYTEST)
 
 test-slurm: env-dev ## pytest on a real SLURM on this machine (root, Debian), which is installed if it is missing
 	$(BIN)/python tests/slurm/cluster.py install

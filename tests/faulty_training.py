@@ -3,6 +3,7 @@
 slow                every step takes 0.3 seconds longer
 hang:RANK:STEP      the process stops for ever in that step
 kill:RANK:STEP      the process is killed in that step
+deaf:RANK:STEP      the same, and the others hear nothing, as inside a kernel that waits for it
 nan:STEP            the loss of that step is not a number
 full:STEP           the disk is full when that step's checkpoint is written
 early:RANK          the process is told to stop (SIGTERM) in step 3, the launcher is not
@@ -44,8 +45,11 @@ def break_something(kind: str, *numbers: str) -> None:
     def step(self: Any) -> Any:
         if kind == "slow":
             time.sleep(0.3)
-        if kind in ("hang", "kill") and [rank, self.progress.step + 1] == [int(number) for number in numbers]:
-            if kind == "kill":
+        if kind == "deaf" and self.progress.step + 1 == int(numbers[1]) and rank != int(numbers[0]):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            time.sleep(600)
+        if kind in ("hang", "kill", "deaf") and [rank, self.progress.step + 1] == [int(number) for number in numbers]:
+            if kind != "hang":
                 os.kill(os.getpid(), signal.SIGKILL)
             while True:
                 time.sleep(1)

@@ -74,6 +74,17 @@ def test_a_process_that_is_killed_ends_the_others_and_the_next_run_goes_on(
     same(made, whole)
 
 
+def test_a_process_that_is_killed_ends_those_that_cannot_hear_it(tmp_path: Path) -> None:
+    made = make(tmp_path, processes=2)
+    found = faulty(made, "deaf:1:4")
+    assert found.returncode == 2
+    assert last_line(found) == (
+        "error: process 0 waited in vain: another one is gone without a word (killed, or out of host memory: see "
+        "dmesg); 3 steps were done, and the next run goes on from step 2"
+    )
+    assert left_behind(made) == []
+
+
 def test_a_process_that_hangs_ends_the_training_after_the_timeout(tmp_path: Path, whole: Made) -> None:
     made = make(tmp_path, processes=2, timeout_minutes=0.05)
     found = faulty(made, "hang:1:4")

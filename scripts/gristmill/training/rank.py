@@ -22,14 +22,17 @@ from gristmill.training.task import Task, read_task
 _LOST_WORDS = ("timed out", "timeout", "connection closed by peer", "connection reset", "broken pipe", "recv failed")
 _OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator: can't allocate")
 PARENT_S = 1.0
+#: Seconds that this process may take to see for itself that another one is gone. One that waits inside NCCL never does.
+LOST_S = 10.0
 
 
 def run_rank(path: Path) -> int:
     """Run one process of the training in a task's file; gives its exit status."""
     task = read_task(path)
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True, name="parent").start()
+    finished = threading.Event()
+    threading.Thread(target=_leave_with_others, args=(task, os.getppid(), finished), daemon=True, name="others").start()
     try:
-        _train(task)
+        _train(task, finished)
         return 0
     except UserError as error:
         _say(task, str(error))
@@ -57,12 +60,13 @@ def explain(error: BaseException, task: Task) -> str:
     return f"process {rank}: {type(error).__name__}: {said}"
 
 
-def _train(task: Task) -> None:
+def _train(task: Task, finished: threading.Event) -> None:
     from gristmill.training.loop import Training
 
     training = Training(task, log)
     if not training.run() and training.parallel.main:
         log(f"stopped after step {training.progress.step}, whose checkpoint is written")
+    finished.set()
     training.parallel.close()
 
 
@@ -73,9 +77,27 @@ def _say(task: Task, message: str) -> None:
         handle.write(message)
 
 
-def _leave_with_parent(parent: int) -> None:
-    """In a thread: end this process when torchrun is gone, whose launcher holds the lease."""
+def _leave_with_others(task: Task, parent: int, finished: threading.Event) -> None:
+    """In a thread: end this process when torchrun is gone, whose launcher holds the lease, or another of its processes.
+
+    torchrun asks those that are left to leave when one is gone, but a process inside a kernel that waits for the other
+    does not hear it, and torchrun leaves it the time of a checkpoint (launching.SHUTDOWN).
+    """
+    import psutil
+
+    torchrun, count = psutil.Process(parent), int(os.environ["LOCAL_WORLD_SIZE"])
+    met, deadline = False, float("inf")
     while os.getppid() == parent:
+        with contextlib.suppress(psutil.Error):
+            there = sum(child.status() != psutil.STATUS_ZOMBIE for child in torchrun.children())
+            met = met or there >= count
+            if met and there < count and not finished.is_set():
+                deadline = min(deadline, time.monotonic() + LOST_S)
+        if time.monotonic() > deadline and not finished.is_set():
+            rank = os.environ.get("RANK", "0")
+            _say(task, f"process {rank} waited in vain: another one is gone without a word (killed, or out of host "
+                 "memory: see dmesg)")  # fmt: skip
+            os._exit(2)
         time.sleep(PARENT_S)
     print("torchrun is gone; leaving", file=sys.stderr, flush=True)
     os._exit(4)
