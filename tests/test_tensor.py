@@ -14,11 +14,10 @@ from typing import Any
 
 import countdown
 import pytest
-from conftest import wait_until
+from conftest import ROOT, wait_until
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines.continuous import tensor
-from gristmill.engines.continuous.manager import EngineDied
+from gristmill.engines.ranks import RankGone, Ranks, why_not
 from gristmill.files import read_json, write_bytes
 
 PROGRAM = """
@@ -56,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(folder: Path, ranks: int, samplings: list[dict[str, Any]]) -> subprocess.Popen[str]:
     asked = {"samplings": samplings, "prompts": {item.id: item.prompt for item in ITEMS}}
-    library = os.pathsep.join(filter(None, [str(Path(tensor.__file__).parents[3]), os.environ.get("PYTHONPATH")]))
+    library = os.pathsep.join(filter(None, [str(ROOT / "scripts"), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), str(ranks), json.dumps(asked)],
         stdout=subprocess.PIPE,
@@ -76,7 +75,7 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(parent) == process.pid and b"gristmill.engines.continuous.tensor" in command:
+            if int(parent) == process.pid and b"gristmill.engines.continuous.follower" in command:
                 found.append(int(entry.name))
     return found
 
@@ -133,10 +132,10 @@ def test_a_rank_that_dies_ends_the_job_with_one_line(folder: Path) -> None:
 def test_a_rank_that_is_gone_before_a_session_is_one_line() -> None:
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], stdin=subprocess.PIPE)
     process.wait()
-    ranks = object.__new__(tensor.Ranks)
+    ranks = object.__new__(Ranks)
     ranks._processes = [process]
-    with pytest.raises(EngineDied, match=r"cannot go on: the process of rank 1 ended with status 3; .* run again"):
-        ranks.begin({"rows": 1})
+    with pytest.raises(RankGone, match=r"cannot go on: the process of rank 1 ended with status 3; .* run again"):
+        ranks.tell({"rows": 1})
 
 
 @pytest.fixture
@@ -165,6 +164,6 @@ def test_what_cannot_be_cut_is_told_before_it_is_loaded(
 ) -> None:
     folder = described(**config)
     assert read_json(folder / "config.json")["hidden_size"] == 64
-    said = tensor.why_not(folder, ModelConfig.model_validate({"source": str(folder), **settings}), ranks)
+    said = why_not(folder, ModelConfig.model_validate({"source": str(folder), **settings}), ranks)
     assert (said is None) == (reason is None)
     assert (reason or "") in (said or "")

@@ -25,8 +25,9 @@ from gristmill.errors import UserError, run_main
 from gristmill.files import read_json, write_bytes, write_json
 from gristmill.stats.intervals import t_half_width
 
-#: Okabe and Ito's blue and orange, a grey, and black.
+#: Okabe and Ito's blue and orange, a grey, and black; with their dashes.
 COLOURS = {"unseen goals": "#0072b2", "seen goals": "#e69f00", "agents that learn": "#777777", "chance": "#000000"}
+DASHES = ([1, 0], [6, 3], [1, 0], [2, 3])
 
 
 def main() -> None:
@@ -69,12 +70,15 @@ def roll_out(folder: Path, room: Room, goals: Ints, episodes: int, seed: int) ->
     Raises:
         UserError: its context is shorter than so many episodes.
     """
+    import warnings
+
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    warnings.simplefilter("ignore", FutureWarning)  # past_key_values is about to have another name
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, dtype=torch.float32)
@@ -135,16 +139,17 @@ def draw(found: dict[str, Any]) -> str:
     ]
     lines += [{"who": "chance", "episode": n, "mean": found["chance"]} for n in (1, found["episodes"])]
     base = alt.Chart(alt.InlineData(values=lines))
-    who = alt.Color(
-        "who:N", title=None, sort=list(COLOURS), scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values()))
-    )
+    named, colours = list(COLOURS), list(COLOURS.values())
+    legend = alt.Legend(symbolOpacity=1, symbolType="stroke")
+    who = alt.Color("who:N", title=None, scale=alt.Scale(domain=named, range=colours), legend=legend)
+    dash = alt.StrokeDash("who:N", title=None, scale=alt.Scale(domain=named, range=DASHES), legend=legend)
     x = alt.X("episode:Q", title="episode in the context", axis=alt.Axis(tickMinStep=1, grid=False))
     y = alt.Y("mean:Q", title="return", scale=alt.Scale(domain=[0, found["unseen"]["best"]], nice=True))
     band = base.mark_area(opacity=0.2).encode(x=x, y="low:Q", y2="high:Q", color=who)
-    line = base.mark_line(point=True).encode(x=x, y=y, color=who, strokeDash=alt.StrokeDash("who:N", legend=None))
+    line = base.mark_line(point=True).encode(x=x, y=y, color=who, strokeDash=dash)
     most = alt.Chart(alt.InlineData(values=[{"best": found["unseen"]["best"]}])).mark_rule(strokeDash=[2, 2])
     chart = alt.layer(band, line, most.encode(y="best:Q")).properties(
-        width=420, height=260, title="Return of each episode; dashed above: the most there is"
+        width=420, height=260, background="white", title="Return of each episode; dashed above: the most there is"
     )
     return str(vl_convert.vegalite_to_svg(chart.to_dict()))
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines.continuous import flash, tensor
+from gristmill.engines import ranks
+from gristmill.engines.continuous import flash
 from gristmill.engines.static.decodable import shared_rope
 from gristmill.engines.vllm import limits as vllm_limits
 from gristmill.engines.vllm.engine import TEMPERATURES
@@ -108,7 +109,7 @@ def _against_continuous(setting: Setting) -> str | None:
 
 
 def _continuous_reasons(setting: Setting) -> Iterator[str]:
-    model, config = setting.model, tensor.text_config(setting.folder)
+    model, config = setting.model, ranks.text_config(setting.folder)
     if layers := sorted(set(config.get("layer_types") or []) - PAGED_LAYERS):
         yield f"continuous batching has no pages for layers of {', '.join(layers)}"
     if (reason := shared_rope(config.get("rope_parameters") or config.get("rope_scaling"))) is not None:
@@ -118,7 +119,7 @@ def _continuous_reasons(setting: Setting) -> Iterator[str]:
     if setting.gpus > 1:
         if model.parallel == "layers":
             yield "continuous batching takes no layers that lie on several GPUs (parallel: layers)"
-        if (reason := tensor.why_not(setting.folder, model, setting.gpus)) is not None:
+        if (reason := ranks.why_not(setting.folder, model, setting.gpus)) is not None:
             yield reason
         if any(sampling.repetition_penalty != 1.0 for sampling in setting.samplings):
             yield "a repetition_penalty needs the static engine, which cannot use a model that is cut"

@@ -7,6 +7,8 @@
   time, in float32 from the head's output on: logits of a whole batch never exist.
 - Heads with more than a matrix (a cap, a scale) are found by a probe when the model loads: where chunks through the
   head alone do not give what the model gives, whole batches of logits are taken from it, in smaller batches.
+- A model that is cut over several GPUs (parallel: tensor) has a process on each. All go through the same batches and
+  chunks; the first alone keeps what comes out.
 - The softmax is over the tokenizer's vocabulary. What a padded head gives beyond it means nothing to a student: it is
   dropped before, and the most that it ever was is kept.
 
@@ -26,6 +28,7 @@ from gristmill.config.logits import MAX_FULL_VOCABULARY
 from gristmill.config.schema import ModelConfig
 from gristmill.engines.chat import ChatEncoder
 from gristmill.engines.loading import idle_gpus, load_model, placement
+from gristmill.engines.ranks import RankGone, Ranks
 from gristmill.engines.static.token_budget import free_bytes, release_memory
 from gristmill.errors import UserError
 from gristmill.logits.storage import Floats, Ints, LogitsRow, vocabulary_size
@@ -35,6 +38,8 @@ from gristmill.types import Failure, FailureReason
 if TYPE_CHECKING:
     import torch
 
+#: What the other ranks of a model that is cut run.
+FOLLOWER = "gristmill.logits.follower"
 #: Most tokens of a batch. More gain nothing: a GPU is busy with a quarter of it, and a CPU's caches are small.
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16_384, 2_048
 #: Logits of a chunk, in float32: 256 MiB, and about three times that at work.
@@ -101,12 +106,18 @@ class Teacher(Protocol):
 
 
 class TransformersTeacher:
-    """A model of transformers on any device_map."""
+    """A model of transformers on any device_map, or cut over several GPUs."""
 
     name = "transformers"
 
     def __init__(
-        self, folder: Path, model: ModelConfig, top_k: int | None, on_gpu: bool, log: Callable[[str], None]
+        self,
+        folder: Path,
+        model: ModelConfig,
+        top_k: int | None,
+        on_gpu: bool,
+        log: Callable[[str], None],
+        ranks: int = 1,
     ) -> None:
         """Load tokenizer and weights; imports torch and transformers.
 
@@ -116,17 +127,21 @@ class TransformersTeacher:
             top_k: log-probabilities kept a position; None: all.
             on_gpu: whether the job holds GPUs.
             log: takes messages.
+            ranks: processes over which every layer is cut (engines/ranks.py); this one is the first.
 
         Raises:
             UserError: all are asked for, of a vocabulary that is too large for it.
         """
         tokenizer = ChatEncoder(folder, model).tokenizer
-        self._model, self._on_gpu, self._log, self._stopped = load_model(folder, model, on_gpu), on_gpu, log, False
-        if on_gpu and (idle := idle_gpus(self._model)):
+        self._on_gpu, self._log, self._stopped = on_gpu, log, False
+        self._ranks = Ranks(FOLLOWER, folder, model, ranks, on_gpu) if ranks > 1 else None
+        self._model = load_model(folder, model, on_gpu, ranks)
+        if on_gpu and ranks == 1 and (idle := idle_gpus(self._model)):
             log(f"the model holds nothing on {len(idle)} GPUs of the worker ({idle}); fewer gpus_per_model would do")
-        self.device_map = placement(self._model)
+        cut = {str(rank): "a part of every layer" for rank in range(ranks)}
+        self.device_map = cut if ranks > 1 else placement(self._model)
         self.dtype = str(self._model.dtype).removeprefix("torch.")
-        self._head = _Head(self._model)
+        self._head = Head(self._model)
         self.head_width = self._head.width
         self.vocab_size = min(vocabulary_size(tokenizer), self.head_width)
         self.k = kept_count(top_k, self.vocab_size)
@@ -162,6 +177,8 @@ class TransformersTeacher:
         """Free the model's memory, also for the driver."""
         del self._model, self._head
         release_memory(self._on_gpu)
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _outcome(self, key: str, window: Window, kept: Kept) -> LogitsRow | Failure:
         broken = np.flatnonzero(~np.isfinite(kept.target_logprob) & ~np.isneginf(kept.target_logprob))
@@ -176,26 +193,32 @@ class TransformersTeacher:
         try:
             with torch.inference_mode():
                 return self._scored(batch)
-        except torch.OutOfMemoryError:
-            return None
+        except torch.OutOfMemoryError as error:
+            if self._ranks is None:
+                return None
+            raise UserError(
+                f"out of memory with {len(batch)} windows of {len(batch[0].tokens)} tokens; processes that share a "
+                "model do not begin anew with fewer, so set max_batch_rows, or parallel: layers"
+            ) from error
+        except RuntimeError as error:
+            if self._ranks is None:
+                raise
+            said = self._ranks.gone() or " ".join(str(error).split())[:200]
+            raise RankGone(f"the teacher cannot go on: {said}; see the log above, and run again to go on") from error
 
     def _scored(self, batch: Sequence[Window]) -> list[Kept]:
         import torch
 
-        width = max(len(window.tokens) for window in batch)
-        padded = [[*window.tokens, *[0] * (width - len(window.tokens))] for window in batch]
-        states = self._head.states(torch.tensor(padded, device=self._model.device))  # (B, T, H or W)
-        wanted = torch.cat(
-            [states[row, window.first - 1 : len(window.tokens) - 1] for row, window in enumerate(batch)]
-        )  # (positions of all, H or W)
-        del states
-        targets = torch.tensor([token for window in batch for token in window.tokens[window.first :]])
-        size = max(1, CHUNK_LOGITS // self.head_width)
-        chunks = [
-            distributions(self._head.logits(wanted[begin : begin + size]), targets[begin : begin + size],
-                          self.vocab_size, None if self._full else self.k)
-            for begin in range(0, len(wanted), size)
-        ]  # fmt: skip
+        rows = [(window.first, window.tokens) for window in batch]
+        if self._ranks is not None:
+            self._ranks.tell({"rows": rows})
+        targets = torch.tensor([token for first, tokens in rows for token in tokens[first:]])
+        chunks: list[Kept] = []
+        done = 0
+        for logits in self._head.chunks(rows):
+            wanted = targets[done : done + len(logits)]
+            chunks.append(distributions(logits, wanted, self.vocab_size, None if self._full else self.k))
+            done += len(logits)
         return _parted(chunks, [window.positions for window in batch])
 
     def _rows(self, tokens: int) -> int:
@@ -272,7 +295,7 @@ def distributions(logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, 
     return Kept(_numpy(ids).astype(np.int32), *(_numpy(values) for values in (tops, tail, target, padded)))
 
 
-class _Head:
+class Head:
     """A model in two: its body, which gives states, and its head, which makes logits of them."""
 
     def __init__(self, model: Any) -> None:
@@ -282,6 +305,23 @@ class _Head:
         self._matrix = model.get_output_embeddings()
         self._cap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         self.width, self.alone = self._probe()
+
+    def chunks(self, rows: Sequence[tuple[int, Sequence[int]]]) -> Iterator[torch.Tensor]:
+        """The logits (N, W) of all positions, so many at a time that little memory is needed.
+
+        Args:
+            rows: of each window the first token that has a position, and its tokens.
+        """
+        import torch
+
+        width = max(len(tokens) for _, tokens in rows)
+        padded = [[*tokens, *[0] * (width - len(tokens))] for _, tokens in rows]
+        states = self.states(torch.tensor(padded, device=self._model.device))  # (B, T, H or W)
+        wanted = torch.cat([states[row, first - 1 : len(tokens) - 1] for row, (first, tokens) in enumerate(rows)])
+        del states
+        size = max(1, CHUNK_LOGITS // self.width)
+        for begin in range(0, len(wanted), size):
+            yield self.logits(wanted[begin : begin + size])
 
     def states(self, ids: torch.Tensor) -> torch.Tensor:
         """Hidden states (B, T, H); logits (B, T, W) where the head cannot be used alone."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.config.schema import GpusConfig, ModelConfig
+from gristmill.engines.ranks import why_not
 from gristmill.errors import UserError, some
 from gristmill.files import with_checksum, write_jsonl
 from gristmill.gpu.watch import Place, Watch
@@ -135,8 +136,12 @@ def describe(share_top_k: int | None, teacher: Teacher, name: str, model: ModelC
     }
 
 
-def open_teacher(model: ModelConfig, weights: JsonDict, top_k: int | None, on_gpu: bool) -> Teacher:
-    """The teacher with its weights: by vllm where the config names it, else by transformers."""
+def open_teacher(model: ModelConfig, weights: JsonDict, top_k: int | None, on_gpu: bool, gpus: int = 1) -> Teacher:
+    """The teacher with its weights: by vllm where the config names it, else by transformers.
+
+    Raises:
+        UserError: it is to be cut over its GPUs, and cannot be.
+    """
     folder = require_prepared(weights)
     if model.engine == "vllm":
         from gristmill.logits.vllm import VllmTeacher
@@ -144,7 +149,10 @@ def open_teacher(model: ModelConfig, weights: JsonDict, top_k: int | None, on_gp
         return VllmTeacher(folder, model, top_k, on_gpu, log)
     from gristmill.logits.scoring import TransformersTeacher
 
-    return TransformersTeacher(folder, model, top_k, on_gpu, log)
+    cut = gpus if model.parallel == "tensor" else 1
+    if cut > 1 and (reason := why_not(folder, model, cut)) is not None:
+        raise UserError(f"parallel: tensor cannot be used: {reason}; set parallel: auto or layers")
+    return TransformersTeacher(folder, model, top_k, on_gpu, log, cut)
 
 
 def _left(share: Share, own: Sequence[tuple[str, Window]]) -> dict[str, Window]:
@@ -172,7 +180,7 @@ def _score(
 
         torch.set_num_threads(threads)
         start = time.monotonic()
-        teacher = open_teacher(model, weights, share.top_k, bool(devices))
+        teacher = open_teacher(model, weights, share.top_k, bool(devices), len(devices))
         load_s = time.monotonic() - start
         watch.loaded()
         log(f"{teacher.name} in {teacher.dtype}, loaded in {load_s:.1f} s on {device_names(devices)}")

@@ -38,9 +38,9 @@ from gristmill.engines.continuous.manager import (
     room_tokens,
     unblock,
 )
-from gristmill.engines.continuous.tensor import Ranks
 from gristmill.engines.loading import load_model
 from gristmill.engines.prepared import Prepared, prepare
+from gristmill.engines.ranks import RankGone, Ranks
 from gristmill.engines.static.engine import StaticEngine
 from gristmill.engines.static.token_budget import release_memory
 from gristmill.errors import UserError
@@ -57,6 +57,8 @@ MEMORY_SHARES = (0.88, 0.7, 0.5)
 #: Share of the places that must be taken for new rows to wait. A pass with a prompt in it reads the keys and values of
 #: all rows without graphs, so prompts come in many at a time and the passes between them are of new tokens alone.
 REFILL_AT = 0.75
+#: What the other ranks run.
+FOLLOWER = "gristmill.engines.continuous.follower"
 #: Prompts made ready at a time.
 CHUNK = 256
 #: Context of a model that names none.
@@ -101,7 +103,7 @@ class ContinuousEngine:
         #: What the manager that runs was made for, the manager, and its rows.
         self._running: tuple[Session, Any, RowTable] | None = None
         self._chat = ChatEncoder(folder, model)
-        self._ranks = Ranks(folder, model, ranks, on_gpu) if ranks > 1 else None
+        self._ranks = Ranks(FOLLOWER, folder, model, ranks, on_gpu) if ranks > 1 else None
         self._model = load_model(folder, model, on_gpu, ranks)
         #: The attention that the model was loaded with, and whether a manager's thread does not end.
         self._own_attention = str(self._model.config._attn_implementation)
@@ -158,7 +160,7 @@ class ContinuousEngine:
                     del left[outcome.rid]
                     yield outcome
                 return
-            except EngineDied as error:
+            except (EngineDied, RankGone) as error:
                 if self._ranks is not None or not self._on_gpu:
                     raise
                 if "out of memory" not in str(error).lower():
@@ -202,7 +204,7 @@ class ContinuousEngine:
         self._end()
         table = RowTable(session.rows, self._model.device)
         if self._ranks is not None:
-            self._ranks.begin(session.to_json())
+            self._ranks.tell(session.to_json())
         manager = make_manager(self._model, session, table, self._on_gpu)
         self._running = (session, manager, table)
         try:
@@ -288,7 +290,7 @@ class ContinuousEngine:
         if result is None:
             unblock(manager)
         if result is None and self._ranks is not None and (gone := self._ranks.gone()):
-            raise EngineDied(f"continuous batching cannot go on: {gone}; see the log above, and run again to go on")
+            raise RankGone(f"the model cannot go on: {gone}; see the log above, and run again to go on")
         if result is None and not manager.is_running():
             raise EngineDied("continuous batching ended without a word; see the log above, and run again to go on")
         while result is not None:

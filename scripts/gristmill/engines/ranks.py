@@ -1,8 +1,7 @@
 """Tensor parallel: every layer cut over the GPUs of a group, one process a GPU, all working at once.
 
-The job's own process is rank 0: it has the journal, feeds the manager and reads its answers. It starts the other ranks,
-which load their part of the model and follow its manager; they take no orders but sessions on their standard input, and
-end with it.
+The job's own process is rank 0: it has the journal and does the talking. It starts the other ranks, which load their
+part of the model and do what it does; they take no orders but lines on their standard input, and end with it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 from gristmill.config.schema import ModelConfig
-from gristmill.engines.continuous.manager import EngineDied, Session, make_manager
 from gristmill.errors import UserError
 from gristmill.files import read_json
 from gristmill.types import JsonDict
@@ -62,32 +60,48 @@ def _has_plan(folder: Path, model: ModelConfig) -> bool:
     return bool(getattr(config, "base_model_tp_plan", None))
 
 
+class RankGone(UserError):
+    """Another process of a model that is cut ended."""
+
+
 class Ranks:
     """The other processes of a model that is cut over several GPUs."""
 
-    def __init__(self, folder: Path, model: ModelConfig, size: int, on_gpu: bool) -> None:
-        """Start ranks 1 to size - 1 and meet them; ours is rank 0."""
+    def __init__(self, follower: str, folder: Path, model: ModelConfig, size: int, on_gpu: bool) -> None:
+        """Start ranks 1 to size - 1 and meet them; ours is rank 0.
+
+        Args:
+            follower: the module that they run; its main calls `serve`.
+            folder: the weights.
+            model: the model's config.
+            size: how many ranks there are with ours.
+            on_gpu: whether each has a GPU.
+        """
         self._meeting = tempfile.TemporaryDirectory(prefix="gristmill-ranks-")
         place = f"{self._meeting.name}/store"
         told = {"folder": str(folder), "model": model.model_dump(), "size": size, "on_gpu": on_gpu, "place": place}
-        self._processes = [_start(told | {"rank": rank}) for rank in range(1, size)]
+        self._processes = [_start(follower, told | {"rank": rank}) for rank in range(1, size)]
         try:
             join(0, size, place, on_gpu)
         except BaseException:
             self.close()
             raise
 
-    def begin(self, session: JsonDict) -> None:
-        """Tell the others of a session; each makes its manager and follows ours."""
+    def tell(self, order: JsonDict) -> None:
+        """Tell the others what comes next.
+
+        Raises:
+            RankGone: one of them ended.
+        """
         try:
             for process in self._processes:
                 assert process.stdin is not None
-                process.stdin.write(json.dumps(session).encode() + b"\n")
+                process.stdin.write(json.dumps(order).encode() + b"\n")
                 process.stdin.flush()
         except BrokenPipeError:
-            raise EngineDied(
-                f"continuous batching cannot go on: {self.gone() or 'another rank ended'}; see the log above, and run "
-                "again to go on"
+            raise RankGone(
+                f"the model cannot go on: {self.gone() or 'another rank ended'}; see the log above, and run again to "
+                "go on"
             ) from None
 
     def gone(self) -> str | None:
@@ -132,12 +146,12 @@ def join(rank: int, size: int, place: str, on_gpu: bool) -> None:
     )
 
 
-def _start(told: JsonDict) -> subprocess.Popen[bytes]:
+def _start(follower: str, told: JsonDict) -> subprocess.Popen[bytes]:
     """A rank's process; what it says goes to this process's log."""
-    library = str(Path(__file__).parents[3])
+    library = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [library, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        [sys.executable, "-m", "gristmill.engines.continuous.tensor", json.dumps(told)],
+        [sys.executable, "-m", follower, json.dumps(told)],
         stdin=subprocess.PIPE,
         stdout=sys.stderr.fileno(),
         env=os.environ | {"PYTHONPATH": path},
@@ -152,39 +166,12 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
-def _follow(told: JsonDict, orders: Iterator[bytes]) -> None:
-    """A rank other than 0: load, and go through one session after the other."""
-    from gristmill.engines.continuous import flash
-    from gristmill.engines.continuous.rows import RowTable
-    from gristmill.engines.loading import load_model
-
-    on_gpu, size = bool(told["on_gpu"]), int(told["size"])
-    if on_gpu:
-        flash.offer()
-    join(int(told["rank"]), size, told["place"], on_gpu)
-    model = load_model(Path(told["folder"]), ModelConfig.model_validate(told["model"]), on_gpu, ranks=size)
-    for line in orders:
-        session = Session.from_json(json.loads(line))
-        table = RowTable(session.rows, model.device)
-        manager = make_manager(model, session, table, on_gpu)
-        try:
-            manager.start()
-            manager._generation_thread.join()
-        finally:
-            manager.stop()
-            manager.destroy()
-
-
-def main() -> None:
-    """Rank n of a job: what it is told is its only argument."""
+def serve(follow: Callable[[JsonDict, Iterator[JsonDict]], None]) -> None:
+    """Be rank n of a job: what it is told is its only argument, and each line of standard input an order."""
     _end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 decides when to end
     try:
-        _follow(json.loads(sys.argv[1]), iter(sys.stdin.buffer.readline, b""))
+        follow(json.loads(sys.argv[1]), map(json.loads, iter(sys.stdin.buffer.readline, b"")))
     except UserError as error:
         raise SystemExit(str(error)) from None
-
-
-if __name__ == "__main__":
-    main()
