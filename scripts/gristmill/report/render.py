@@ -1,7 +1,7 @@
 """Fills the page: one HTML file that opens from a disk and asks the network for nothing.
 
 - Everything is autoescaped; what models wrote reaches the page as text or as JSON data, never as markup or code.
-- The browser's rows are JSON in a data block with <, >, & and line separators escaped, so no text can end the block.
+- The browser's rows are JSON, packed by gzip and base64 in a data block, so no text can end the block.
 - A Content-Security-Policy forbids every load and every script or style but the two whose hashes it carries.
 - Half a surrogate pair has no UTF-8 form: it stays an escape in the data and is shown as U+FFFD elsewhere.
 - Nothing here depends on the clock: the same inputs give the same bytes, and days come from the manifests.
@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,6 @@ from gristmill.report.trainings import Measured, Training, lineups
 from gristmill.thinking import UNCLOSED
 
 HERE = Path(__file__).parent
-
-_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +123,21 @@ def render(report: Report) -> str:
             policy=policy(style, script),
             style=Markup(style),
             script=Markup(script),
-            payload=Markup(embed(_payload(report))),
+            payload=Markup(pack(_payload(report))),
         )
     )
     return files.LONE_SURROGATE.sub("\ufffd", page)
 
 
-def embed(value: Any) -> str:
-    """JSON that is safe inside a <script> block and survives UTF-8; parses back to the same value."""
+def pack(value: Any) -> str:
+    """JSON by gzip and base64, which report.js unpacks to the same value; the same value gives the same text."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+    return base64.b64encode(gzip.compress(_escaped(text).encode(), compresslevel=9, mtime=0)).decode()
+
+
+def _escaped(text: str) -> str:
+    """JSON text that has a UTF-8 form."""
+    return files.LONE_SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def policy(style: str, script: str) -> str:

@@ -1,12 +1,26 @@
-// The sample browser. It reads the JSON in #data, shows 50 rows a page and one row in full.
+// The sample browser. It unpacks the JSON in #data (base64 of gzip), shows 50 rows a page and one row in full.
 // - Everything becomes text through textContent: what a model wrote is never parsed as markup.
 // - The selected row lives in the address (#row=<id>&dataset=<name>&sample=<n>), so each row can be linked to.
 // - Filters narrow each other; the ones about answers look at one run when one is chosen, else at all of them.
 "use strict";
-(() => {
+(async () => {
   const PAGE = 50;
-  const data = JSON.parse(document.getElementById("data").textContent);
   const at = (id) => document.getElementById(id);
+
+  async function unpack(text) {
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  }
+
+  let data;
+  try {
+    data = await unpack(at("data").textContent);
+  } catch (error) {
+    at("no-browser").textContent = `The samples cannot be unpacked (${error.message}); use a browser of 2023 or later.`;
+    at("no-browser").hidden = false;
+    return;
+  }
   const state = { rows: data.rows, found: data.rows, selected: null, page: 0 };
   const selects = new Map(); // name → <select>
   const flags = new Map(); // name → checkbox
