@@ -258,7 +258,7 @@ def test_names_of_configs_are_looked_up_and_never_become_paths(served: Served, n
     if not link.is_symlink():
         link.symlink_to(served.folder / "elsewhere.yaml")
     with served.client as client:
-        require_problem(client.post("/v1/runs", json={"config": name}), 422)
+        require_problem(client.post("/v1/runs", json={"config": name}), 404)
         assert client.get("/v1/runs").json() == []
     assert not list(served.folder.rglob("owned"))
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from service_project import Served, is_alive
 
 from gristmill import locks
 from gristmill.service.processes import Identity, identify
+from gristmill.service.runs import Runs
+from gristmill.service.settings import Settings
 
 
 @pytest.fixture
@@ -340,3 +343,30 @@ def test_health_needs_no_token_and_the_page_holds_no_data(served: Served) -> Non
     assert "script-src 'sha256-" in page.headers["content-security-policy"]
     assert served.token not in page.text
     assert "plain.yaml" not in page.text
+
+
+def test_what_sigint_does_not_end_gets_sigterm_after_the_grace_time_and_not_before(tmp_path: Path) -> None:
+    program = "import signal, sys; signal.signal(signal.SIGINT, lambda *_: print('int', flush=True)); "
+    program += "print('up', flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", program]
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    folder = tmp_path / "state" / "runs" / "20260101T000000Z-abcdef"
+    folder.mkdir(parents=True)
+    with subprocess.Popen(words, text=True, start_new_session=True, **pipe) as stubborn:  # type: ignore[call-overload]
+        assert stubborn.stdout is not None
+        assert stubborn.stdout.readline() == "up\n"
+        me = identify(stubborn.pid)
+        assert me is not None
+        named = dict.fromkeys(("config", "directory", "results"), str(tmp_path / "results"))
+        (folder / "run.json").write_text(json.dumps({**named, "created": 0, "command": []}))
+        (folder / "process.json").write_text(json.dumps({"pid": me.pid, "started": me.started}))
+        settings = Settings(tmp_path, tmp_path, tmp_path / "state", tmp_path / "token", grace_s=1e6)
+        assert Runs(settings, print).stop(folder.name).state == "stopping"
+        assert stubborn.stdout.readline() == "int\n"
+        Runs(settings, print).refresh()  # a service that was started anew
+        assert stubborn.poll() is None
+        assert json.loads((folder / "stop.json").read_text())["terminated"] is None
+        Runs(replace(settings, grace_s=0.0), print).refresh()
+        assert stubborn.wait(60) == -signal.SIGTERM
+        assert json.loads((folder / "stop.json").read_text())["terminated"] is not None
+        assert Runs(settings, print).all()[0].state == "lost"

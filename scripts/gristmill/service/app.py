@@ -184,7 +184,7 @@ def _add_runs(app: FastAPI, service: Service) -> None:
         """The runs, the newest first."""
         return [models.RunView.of(seen) for seen in service.runs.all()[:limit]]
 
-    @app.post("/v1/runs", status_code=201, responses=responses(400, 409, 422, 503))
+    @app.post("/v1/runs", status_code=201, responses=responses(400, 404, 408, 409, 422, 503))
     def start(wanted: models.StartRun, response: Response) -> models.RunView:
         """Start a config."""
         seen = service.runs.start(wanted.order())

@@ -114,7 +114,7 @@ class Runs:
         """
         config = list_configs(self._settings.configs).get(order.config)
         if config is None:
-            raise Problem(422, "config: there is no config of that name; GET /v1/configs lists them")
+            raise Problem(404, "there is no config of that name; GET /v1/configs lists them")
         directory = self._workspace(order.workspace)
         results = directory / "results"
         with self._lock:
