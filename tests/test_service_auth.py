@@ -25,6 +25,8 @@ from service_project import Served
 from gristmill.errors import UserError
 from gristmill.service.auth import Bucket, Gate, host_name, is_loopback, read_or_make_token, require_safe_address
 from gristmill.service.configs import list_configs
+from gristmill.service.server import listening
+from gristmill.service.settings import Settings
 
 TOKEN = "a" * 43
 
@@ -383,3 +385,10 @@ def test_no_token_stands_in_the_log_or_in_what_a_run_is_told(fresh: Served) -> N
 def test_what_the_service_keeps_is_its_owners_alone(served: Served) -> None:
     assert stat.S_IMODE(served.state.stat().st_mode) == 0o700
     assert stat.S_IMODE((served.state / "token").stat().st_mode) == 0o600
+
+
+def test_the_listener_names_its_protocol_or_asyncio_would_delay_every_answer(tmp_path: Path) -> None:
+    settings = Settings(tmp_path, tmp_path, tmp_path, tmp_path / "token", port=0)
+    with listening(settings) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+        assert listener.getsockname()[0] == "127.0.0.1"
