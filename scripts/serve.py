@@ -3,7 +3,8 @@
     python scripts/serve.py                                    # http://127.0.0.1:8765, runs in this folder
     python scripts/serve.py --directory ~/study --port 9000    # runs in another folder, with its config/ if it has one
 
-It needs the extra `service`: pip install '.[service]'. The first start makes a token and says in which file it stands.
+It needs the extra `service`: pip install fastapi uvicorn prometheus-client. The first start makes a token and says in
+which file it stands.
 Ctrl-C ends the service; runs go on, and the next start finds them.
 """
 
@@ -24,8 +25,8 @@ def main() -> None:
         from gristmill.service.server import serve
     except ImportError as error:
         raise UserError(
-            f"the service needs {error.name}, which is not installed; pip install '{ROOT}[service]', or "
-            "pip install fastapi uvicorn prometheus-client"
+            f"the service needs {error.name}, which is not installed; pip install fastapi uvicorn prometheus-client "
+            "(the extra service)"
         ) from error
     serve(settings, token_named, log)
 

@@ -107,6 +107,9 @@ class Reader:
         name = folder.relative_to(self._results).as_posix()
         requests = folder / "requests.jsonl"
         asked = self._tail(requests).lines
+        whole = folder / merged
+        if whole.exists() and whole.stat().st_mtime_ns >= requests.stat().st_mtime_ns:
+            return Unit(name, asked, asked, 0)
         answered: set[bytes] = set()
         failed: set[bytes] = set()
         for segment in sorted((folder / "journal").glob("*.jsonl")):
@@ -114,9 +117,6 @@ class Reader:
                 tail = self._tail(segment)
                 answered |= tail.answered
                 failed |= tail.failed
-        whole = folder / merged
-        if whole.exists() and whole.stat().st_mtime_ns >= requests.stat().st_mtime_ns:
-            return Unit(name, asked, asked, 0)
         return Unit(name, asked, min(asked, len(answered)), len(failed - answered))
 
     def _tail(self, path: Path) -> _Tail:
