@@ -154,3 +154,14 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def group_members(group: int) -> list[int]:
+    """The living processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, pgrp = path.read_text("latin-1").rpartition(")")[2].split()[:3]
+            if state not in "ZX" and int(pgrp) == group:
+                found.append(int(path.parent.name))
+    return found

@@ -19,12 +19,14 @@ pytest.importorskip("prometheus_client", reason="the extra service is not instal
 
 import httpx2
 from conftest import ROOT, wait_until
-from service_project import Served, is_alive
+from service_project import Served, group_members, is_alive
 
 from gristmill import locks
 from gristmill.service.processes import Identity, identify
 from gristmill.service.runs import Runs
 from gristmill.service.settings import Settings
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -101,13 +103,14 @@ def test_a_stopped_run_ends_with_all_its_jobs_and_goes_on_where_it_was(served: S
     run = served.begin()
     served.wait_for_rows(run["id"], 2)
     pid = json.loads((served.state / "runs" / run["id"] / "process.json").read_text())["pid"]
+    assert len(group_members(pid)) >= 3  # the launcher, Snakemake, a job
     with served.client as client:
         assert client.delete(f"/v1/runs/{run['id']}").status_code == 202
         assert client.delete(f"/v1/runs/{run['id']}").status_code in (202, 409)
     stopped = served.wait_for(run["id"], "stopped", "failed", "lost")
     assert stopped["state"] == "stopped"
     assert 2 <= stopped["done"] < 12
-    wait_until(lambda: subprocess.run(["pgrep", "-g", str(pid)], capture_output=True, check=False).returncode == 1)
+    wait_until(lambda: not group_members(pid))
     again = served.begin()
     assert served.wait_for(again["id"], "finished", "failed")["state"] == "finished"
     lines = [
@@ -370,3 +373,14 @@ def test_what_sigint_does_not_end_gets_sigterm_after_the_grace_time_and_not_befo
         assert stubborn.wait(60) == -signal.SIGTERM
         assert json.loads((folder / "stop.json").read_text())["terminated"] is not None
         assert Runs(settings, print).all()[0].state == "lost"
+
+
+def test_an_open_event_stream_does_not_hold_up_the_end_of_the_service(served: Served) -> None:
+    run = served.begin()
+    served.wait_for_rows(run["id"])
+    with served.client as client, client.stream("GET", f"/v1/runs/{run['id']}/events", timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "retry: 2000"
+        served.stop(signal.SIGTERM)
+        assert list(lines)[-1] == ""  # whole events to the end, and no error of a connection that was cut
+    assert "Traceback" not in served.said()
