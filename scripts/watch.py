@@ -75,6 +75,8 @@ def _on_terminal(reader: Reader, every_s: float) -> None:
     from gristmill.live.screen import View
     from gristmill.live.terminal import show
 
+    for name in ("COLUMNS", "LINES"):  # rich would take them for the window's size for ever
+        os.environ.pop(name, None)
     show(lambda: View(reader.read()), every_s, Console(highlight=False, markup=False, emoji=False))
     print(summary(reader.read()))
 

@@ -31,7 +31,7 @@ class Screen:
     def __init__(self, folder: Path, columns: int, rows: int) -> None:
         self._server = f"gristmill-{uuid.uuid4().hex[:8]}"
         size = ["-x", str(columns), "-y", str(rows)]
-        plain = ["env", "-u", "TMUX", "PS1=$ ", "sh"]
+        plain = ["env", "-u", "TMUX", "-u", "COLUMNS", "-u", "LINES", "PS1=$ ", "sh"]
         self._tmux("-f", os.devnull, "new-session", "-d", *size, "-c", str(folder), *plain)
         self._tmux("set-option", "-g", "status", "off")
         self.resize(columns, rows)
@@ -304,7 +304,7 @@ def test_hostile_texts_neither_move_the_cursor_nor_name_the_window_nor_become_ma
     worker(results, "runs/[red]plain", "1-of-1", error=HOSTILE, failed=1)
     title = screen.title()
     screen.watch(results)
-    screen.wait_for("[bold red]loud[/bold red] [/nothing]")
+    screen.wait_for("[bold red]loud[/bold red]")
     lines = screen.lines()
     assert lines[0].startswith("1 running")
     assert any("runs/[red]plain" in line for line in lines)
@@ -331,7 +331,7 @@ def test_a_small_window_shows_what_matters_and_says_what_it_leaves_out(tmp_path:
     for number in range(20):
         worker(results, f"runs/other{number}", "1-of-1")
     screen.resize(38, 12)
-    screen.watch(results)
+    screen.watch(results, before="COLUMNS=200 LINES=50")
     screen.wait_for("more workers")
     lines = screen.lines()
     assert len(lines) == 12

@@ -17,6 +17,8 @@ from gristmill.types import JsonDict
 NOW_S = 30.0
 #: A worker on another host that said nothing for so long may be gone; it speaks every writing.BEAT_S.
 SILENT_S = 60.0
+#: Between two clocks of one moment: a lock is noted just before a worker begins to speak.
+CLOCK_S = 0.1
 #: A GPU's sample that is older says nothing about now; there is one a second.
 SAMPLE_S = 15.0
 
@@ -196,7 +198,7 @@ def state_of(said: Said | None, held: Holder | None, finished: bool, age_s: floa
     """
     if finished:
         return "done"
-    anew = said is None or (held is not None and said.begun < held.since)
+    anew = said is None or (held is not None and said.begun < held.since - CLOCK_S)
     if said is not None and not anew and said.phase not in ALIVE:
         return said.phase
     if held is None:
