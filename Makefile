@@ -32,7 +32,7 @@ demo: env ## run the demo end to end; a second run finds nothing to do
 	$(BIN)/snakemake --cores $(CORES)
 	@echo "report: $(CURDIR)/results/report.html"
 
-watch: env ## what a run in this folder is doing; q leaves, the run goes on
+watch: ## what a run in this folder is doing; q leaves, the run goes on
 	@$(BIN)/python scripts/watch.py
 
 lint: env-dev ## formatting, types and workflow style
