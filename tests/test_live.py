@@ -438,6 +438,34 @@ def test_a_file_that_is_rewritten_just_now_keeps_what_was_seen(tmp_path: Path) -
     assert (ends.first, ends.last) == (b"first\n", (b"last",))
 
 
+def test_results_that_come_and_go_while_they_are_read_raise_nothing(folder: Path) -> None:
+    results, over = folder.parents[1], threading.Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            for shard in ("1-of-2", "2-of-2"):
+                (folder / "journal").mkdir(parents=True, exist_ok=True)
+                said(folder, [{"at": time.time(), "phase": "running", "done": 3}], shard, total=5, known=0)
+                locked(folder, shard)
+                with segment(folder) as journal:
+                    journal.append(key(1), answer(1))
+            (folder / "requests.jsonl").write_text("{}\n" * 10)
+            (folder / "manifest.json").write_text('{"requests":"ten","finish_reasons":{"timeout":null},"failed":7}')
+            shutil.rmtree(results)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        reader, seen = reader_of(folder), set()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            seen.add(len(reader.read().units))
+        assert seen == {0, 1}
+    finally:
+        over.set()
+        thread.join()
+
+
 # The real workflow.
 
 

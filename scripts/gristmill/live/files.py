@@ -107,20 +107,20 @@ class Counts:
                 stat = os.fstat(handle.fileno())
                 seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
                 if path not in self._known or self._known[path][0] != seen:
-                    self._known[path] = seen, _count(handle, without)
+                    self._known[path] = seen, _lines(handle, without)
         except OSError:
             self._known.pop(path, None)
             return None
         return self._known[path][1]
 
 
-def _count(handle: Any, without: bytes | None) -> int:
+def _lines(handle: Any, without: bytes | None) -> int:
     if without is not None:
         return sum(without not in line for line in handle)
-    count = 0
+    found = 0
     while block := handle.read(BLOCK_BYTES):
-        count += block.count(b"\n")
-    return count
+        found += block.count(b"\n")
+    return found
 
 
 def mtime(path: Path) -> float | None:
@@ -138,3 +138,13 @@ def json_object(line: bytes) -> JsonDict | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def number(value: object) -> float | None:
+    """A JSON value that is a number; None for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def count(value: object) -> int | None:
+    """A JSON value that is a number of things; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gristmill.live.files import Counts, Growing, json_object, mtime
+from gristmill.live.files import Counts, Growing, count, json_object, mtime
 from gristmill.live.journals import ERRORS, Job, Journal, Speed
 from gristmill.live.liveness import holder
 from gristmill.live.snapshot import (
@@ -53,7 +53,10 @@ class Reader:
             self._units.clear()
             return Progress((), at, exists=False)
         owner, since = _owner(self._results / ".gristmill" / "lock")
-        folders = dict(_unit_folders(self._results))
+        try:
+            folders = dict(_unit_folders(self._results))
+        except OSError:  # removed while it was listed
+            folders = {}
         self._units = {folder: self._units.get(folder) or _unit(folder, kind) for folder, kind in folders.items()}
         found: list[UnitProgress] = []
         for folder, unit in self._units.items():
@@ -159,11 +162,12 @@ class _Unit:
     ) -> UnitProgress:
         reasons = manifest.get("finish_reasons")
         named = reasons if isinstance(reasons, dict) else {}
-        unanswered = sum(int(named.get(reason, 0)) for reason in (*FAILURE_REASONS, NO_EARLIER_ANSWER))
-        failed = len(manifest.get("failed") or ()) if self.kind == "logits" else unanswered
-        rows = self._rows()
-        total = int(manifest.get("requests", rows or 0))
-        tokens = int(manifest.get("completion_tokens", sum(said.tokens for said in heard)))
+        unanswered = sum(count(named.get(reason)) or 0 for reason in (*FAILURE_REASONS, NO_EARLIER_ANSWER))
+        windows = manifest.get("failed")  # of a teacher: names and reasons
+        failed = len(windows) if isinstance(windows, dict) else unanswered
+        total, tokens = count(manifest.get("requests")), count(manifest.get("completion_tokens"))
+        total = (self._rows() or 0) if total is None else total
+        tokens = sum(said.tokens for said in heard) if tokens is None else tokens
         speeds = (0.0, overall(heard), 0.0)
         return UnitProgress(name, self.kind, total - failed, total, failed, tokens, *speeds, tuple(workers), (), "done")
 

@@ -55,7 +55,7 @@ class View:
         yield Group(*parts)
 
 
-def _units(units: Sequence[UnitProgress], room: int, width: int) -> Table:
+def _units(units: Sequence[UnitProgress], room: int, width: int) -> Group:
     shown = sorted(units, key=lambda unit: _UNIT_ORDER.index(unit.state))
     cut = shown[: room if len(shown) <= room else max(0, room - 1)]
     table = _table()
@@ -72,14 +72,14 @@ def _units(units: Sequence[UnitProgress], room: int, width: int) -> Table:
             overall = unit.tokens_per_second_overall
             cells.append(_cell("" if overall is None else f"{words.rate(overall)} overall", "dim"))
         table.add_row(*cells)
-    return _with_more(table, len(shown) - len(cut), "units")
+    return _with_more(table, len(shown) - len(cut), "units", width)
 
 
 def _speed(unit: UnitProgress) -> str:
     return f"{words.rate(unit.tokens_per_second_now)} tok/s" if unit.state == "running" else ""
 
 
-def _workers(workers: Sequence[tuple[UnitProgress, WorkerProgress]], room: int, width: int) -> Table:
+def _workers(workers: Sequence[tuple[UnitProgress, WorkerProgress]], room: int, width: int) -> Group:
     shown = sorted(workers, key=lambda pair: _WORKER_ORDER.index(pair[1].state))
     cut = shown[: room if len(shown) <= room else max(0, room - 1)]
     table = _table()
@@ -94,7 +94,7 @@ def _workers(workers: Sequence[tuple[UnitProgress, WorkerProgress]], room: int, 
         if width >= WIDE:
             cells += [_cell(worker.host or ""), _cell(", ".join(map(words.gpu, worker.devices)))]
         table.add_row(*cells)
-    return _with_more(table, len(shown) - len(cut), "workers")
+    return _with_more(table, len(shown) - len(cut), "workers", width)
 
 
 def _table() -> Table:
@@ -102,10 +102,8 @@ def _table() -> Table:
     return Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
 
 
-def _with_more(table: Table, more: int, noun: str) -> Table:
-    if more > 0:
-        table.add_row(_cell("…"), _cell(f"and {more} more {noun}", "dim"))
-    return table
+def _with_more(table: Table, more: int, noun: str, width: int) -> Group:
+    return Group(table, *([_line(f"… and {more} more {noun}", width, "dim")] if more > 0 else []))
 
 
 def _cell(text: str, style: str = "") -> Text:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.gpu.monitor import FORMAT as GPU_FORMAT
-from gristmill.live.files import Ends, json_object
+from gristmill.live.files import Ends, count, json_object, number
 from gristmill.live.liveness import Holder, holder
 from gristmill.live.snapshot import ALIVE, OVER, PHASES, Device, WorkerProgress, WorkerState
 from gristmill.live.writing import ERROR_CHARACTERS, FORMAT
@@ -38,7 +38,7 @@ class Said:
     @property
     def begun(self) -> float:
         """When this attempt began."""
-        return _number(self.about.get("begun_unix_s")) or 0.0
+        return number(self.about.get("begun_unix_s")) or 0.0
 
     @property
     def phase(self) -> WorkerState:
@@ -49,29 +49,29 @@ class Said:
     @property
     def known(self) -> int:
         """Rows that had an answer before."""
-        return _count(self.about.get("known")) or 0
+        return count(self.about.get("known")) or 0
 
     @property
     def done(self) -> int:
         """Rows with an answer."""
-        done = _count(self.last.get("done"))
+        done = count(self.last.get("done"))
         return self.known if done is None else done
 
     @property
     def span(self) -> tuple[float, float] | None:
         """From when to when it made tokens; None before."""
-        at, seconds = self.last["at"], _number(self.last.get("seconds"))
+        at, seconds = self.last["at"], number(self.last.get("seconds"))
         return None if seconds is None else (at - seconds, at)
 
     def overall(self) -> float | None:
         """Tokens a second since the model was there."""
-        seconds = _number(self.last.get("seconds"))
+        seconds = number(self.last.get("seconds"))
         return self.tokens / seconds if seconds else None
 
     @property
     def tokens(self) -> int:
         """Tokens made in this attempt."""
-        return _count(self.last.get("tokens")) or 0
+        return count(self.last.get("tokens")) or 0
 
     def now(self) -> float | None:
         """Tokens a second over the last NOW_S, up to its last word."""
@@ -79,12 +79,12 @@ class Said:
             return None
         begun, at = self.span
         earlier = [line for line in self.lines if begun <= line["at"] <= at - NOW_S and "tokens" in line]
-        then, before = (earlier[-1]["at"], _count(earlier[-1]["tokens"]) or 0) if earlier else (begun, 0)
+        then, before = (earlier[-1]["at"], count(earlier[-1]["tokens"]) or 0) if earlier else (begun, 0)
         return max(0.0, (self.tokens - before) / (at - then)) if at > then else None
 
     def seconds_left(self) -> float | None:
         """By the rows that it made so far."""
-        total, seconds = _count(self.about.get("total")), _number(self.last.get("seconds"))
+        total, seconds = count(self.about.get("total")), number(self.last.get("seconds"))
         made = self.done + self.failed - self.known
         if total is None or not seconds or made <= 0:
             return None
@@ -93,7 +93,7 @@ class Said:
     @property
     def failed(self) -> int:
         """Rows that failed in this attempt."""
-        return _count(self.last.get("failed")) or 0
+        return count(self.last.get("failed")) or 0
 
     def errors(self) -> list[str]:
         """The different errors in its last lines, the newest last."""
@@ -144,7 +144,7 @@ class Worker:
         if said is None:
             done = turn.rows or 0 if turn.finished else 0
             return WorkerProgress(self.shard, None, state, done, turn.rows, 0, 0, None, None, None, 0, None, ())
-        total = _count(said.about.get("total"))
+        total = count(said.about.get("total"))
         running = state == "running"
         return WorkerProgress(
             shard=self.shard,
@@ -156,8 +156,8 @@ class Worker:
             tokens=said.tokens,
             tokens_per_second_now=said.now() if running else (None if state in ALIVE else 0.0),
             tokens_per_second_overall=said.overall(),
-            batch_rows=_count(said.last.get("batch_rows", said.about.get("batch_rows"))),
-            retries=_count(said.last.get("retries")) or 0,
+            batch_rows=count(said.last.get("batch_rows", said.about.get("batch_rows"))),
+            retries=count(said.last.get("retries")) or 0,
             engine=_text(said.about.get("engine")),
             devices=self._devices(at, said.about.get("devices"), state in ALIVE),
             seconds_left=said.seconds_left() if running else None,
@@ -183,7 +183,7 @@ def parse(file: Ends) -> Said | None:
     about = json_object(file.first)
     if about is None or about.get("gristmill_live") != FORMAT:
         return None
-    lines = [line for line in map(json_object, file.last) if line is not None and _number(line.get("at")) is not None]
+    lines = [line for line in map(json_object, file.last) if line is not None and number(line.get("at")) is not None]
     return Said(about, tuple(lines)) if lines else None
 
 
@@ -211,27 +211,19 @@ def state_of(said: Said | None, held: Holder | None, finished: bool, age_s: floa
 
 
 def _device(named: JsonDict) -> Device:
-    index, total = _count(named.get("index")), _count(named.get("memory_total_mib"))
+    index, total = count(named.get("index")), count(named.get("memory_total_mib"))
     return Device(index, str(named.get("uuid")), str(named.get("name")), total)
 
 
 def _sampled(device: Device, sample: JsonDict) -> Device:
     names = ("utilization_ratio", "power_watts", "temperature_celsius")
-    numbers: dict[str, Any] = {name: _number(sample.get(name)) for name in names}
-    return replace(device, memory_used_mib=_count(sample.get("memory_used_mib")), **numbers)
+    numbers: dict[str, Any] = {name: number(sample.get(name)) for name in names}
+    return replace(device, memory_used_mib=count(sample.get("memory_used_mib")), **numbers)
 
 
 def _is_fresh(sample: JsonDict, at: float) -> bool:
-    taken = _number(sample.get("time_unix_s"))
+    taken = number(sample.get("time_unix_s"))
     return taken is not None and sample.get("gristmill_gpu", GPU_FORMAT) == GPU_FORMAT and at - taken < SAMPLE_S
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _text(value: object) -> str | None:
