@@ -16,7 +16,7 @@ BIN := .venv/bin
 SETUP := $(PYTHON) scripts/setup_env.py --device $(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-dev demo test test-slurm lint schema clean
+.PHONY: help env env-dev demo watch test test-slurm lint schema clean
 
 help: ## list the targets
 	@echo "usage: make TARGET"
@@ -31,6 +31,9 @@ env-dev: ## the same, with the tools of `make test`
 demo: env ## run the demo end to end; a second run finds nothing to do
 	$(BIN)/snakemake --cores $(CORES)
 	@echo "report: $(CURDIR)/results/report.html"
+
+watch: ## what a run in this folder is doing; q leaves, the run goes on
+	@$(BIN)/python scripts/watch.py
 
 lint: env-dev ## formatting, types and workflow style
 	$(BIN)/ruff check .

@@ -33,6 +33,10 @@ class Progress:
     failed: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    #: Requests asked again, of those that are done.
+    retries: int = 0
+    #: The last row that failed, and why.
+    failure: str | None = None
     _start: float = field(default_factory=time.monotonic)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -64,7 +68,8 @@ class Progress:
             self.completion_tokens += outcome.completion_tokens
         else:
             self.failed += 1
-            log(f"row {outcome.rid} failed: {outcome.reason}: {outcome.detail}")
+            self.failure = f"row {outcome.rid} failed: {outcome.reason}: {outcome.detail}"
+            log(self.failure)
 
     def line(self) -> str:
         """`120/500 rows, 345.6 tokens/s, 0:01:10 left`; no guess before the first row is done."""

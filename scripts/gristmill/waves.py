@@ -49,6 +49,7 @@ class Waves:
             self.segment.append(key, outcome)
             self.watch.add(outcome)
             self.progress.add(outcome)
+            self.progress.retries += asked[key].attempt > 1
             if isinstance(outcome, Completion):
                 known[key] = outcome
                 self.streak.add(asked[key], outcome)

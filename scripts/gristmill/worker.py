@@ -27,6 +27,7 @@ from gristmill.job import alone, device_names, held, usable
 from gristmill.journal.reading import segments
 from gristmill.judging.asking import Asking, UnreadableStreak
 from gristmill.keys import WEIGHTLESS, RequestKeys, model_identity
+from gristmill.live.writing import Live, outcome_numbers
 from gristmill.local_copy import local
 from gristmill.manifest import installed_versions
 from gristmill.merging import allowed, part_line
@@ -59,6 +60,11 @@ class Shard:
     #: A cluster's scheduler started this job, with GPUs for it.
     scheduled: bool = False
 
+    @property
+    def live(self) -> Path:
+        """Where the job says how far it is."""
+        return self.journal.parent / "live" / f"{self.name}.jsonl"
+
     def may_fail(self, requests: int) -> int:
         """How many of this shard's requests may fail before the whole unit has too many: about all that it may have.
 
@@ -77,12 +83,16 @@ def run_shard(shard: Shard, model: ModelConfig, weights: JsonDict, config: GpusC
     """
     job = _Job(shard, model, weights, config, threads, tuple(usable(shard.worker, model, config, shard.scheduled)))
     requests = _requests(job)
-    with alone(shard.unit, shard.name, shard.journal, config.wait_minutes * 60) as stop:
+    with (
+        alone(shard.unit, shard.name, shard.journal, config.wait_minutes * 60) as stop,
+        Live(shard.live, shard.unit, shard.name) as live,
+    ):
         known: dict[str, Completion] = {}
         _take_over(shard, requests, known)
         count, left = len(requests), requests.left
         log(f"{shard.unit} {shard.name}: {count} requests, {count - left} in the journal, {left} to answer")
-        failures = _answer(job, requests, known, stop) if left else {}
+        live.tell("queued" if left else "starting", total=count, known=count - left)
+        failures = _answer(job, requests, known, stop, live) if left else {}
         nothing = len(failures) + requests.unasked() == count
         if failures and (len(failures) > shard.may_fail(count) or nothing):
             raise UserError(_failure_message(shard, list(failures.values())))
@@ -163,7 +173,7 @@ class _Job:
     there: tuple[Gpu, ...]
 
 
-def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: Stop) -> dict[str, Failure]:
+def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: Stop, live: Live) -> dict[str, Failure]:
     """Ask the model for what is missing; completions go to the journal and into `known`. Gives the failures by key."""
     shard = job.shard
     place = Place(shard.unit, shard.name, shard.gpu_samples)
@@ -177,6 +187,7 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
             _recall(shard, requests, known)
         if not requests.open(known):
             return {}
+        live.tell("loading", devices=[asdict(gpu) for gpu in devices], known=len(requests) - requests.left)
         start = time.monotonic()
         engine, why = _open(job, weights, bool(devices), requests.kinds())
         load_s = time.monotonic() - start
@@ -187,6 +198,8 @@ def _answer(job: _Job, requests: Followups, known: dict[str, Completion], stop: 
         loaded = {"load_seconds": round(load_s, 3)}  # with the worker's line, which also a killed job leaves
         segment = journal.Segment(shard.journal, _worker_info(shard, engine, why, devices) | loaded)
         progress = Progress(total=requests.left)
+        live.count(outcome_numbers(progress, engine, len(requests)))
+        live.tell("running", engine=engine.name)
         asking = Waves(engine, segment, watch, progress, UnreadableStreak(shard.asking))
         try:
             with segment, progress, stop.finishing(engine.stop):

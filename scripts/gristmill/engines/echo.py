@@ -32,6 +32,8 @@ class EchoEngine:
     """Answers with the words of the last message."""
 
     name = "echo"
+    #: For whoever watches.
+    batch_rows = 1
 
     def __init__(self, context_tokens: int | None = None, on_overflow: str = "error") -> None:
         """Read the delay once; the context and the policy are those of the model's config."""

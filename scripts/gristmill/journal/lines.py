@@ -102,10 +102,11 @@ def read_lines(path: Path, wanted: Collection[bytes] | None = None) -> Iterator[
                 return  # a torn tail: its row is asked again
             if wanted is not None and raw[_KEY] not in wanted and raw[_MARK] == _CRC_MARK:
                 continue
-            yield _line(number, raw)
+            yield line_of(number, raw)
 
 
-def _line(number: int, raw: bytes) -> Line:
+def line_of(number: int, raw: bytes) -> Line:
+    """What a line behind the header is; it ends with its newline."""
     if raw.startswith(_RECORD):
         for mark, kind in _MARKS.items():
             if raw.startswith(mark, _CRC.stop) and raw[_MARK] == _CRC_MARK:
@@ -125,7 +126,7 @@ def _is_note(raw: bytes, kind: Kind) -> bool:
 
 
 def _is_record(number: int, raw: bytes) -> bool:
-    line = _line(number, raw)
+    line = line_of(number, raw)
     return line.kind in _MARKS.values() and line.is_whole()
 
 

@@ -20,6 +20,7 @@ from gristmill.files import with_checksum, write_jsonl
 from gristmill.gpu.watch import Place, Watch
 from gristmill.job import alone, device_names, held, usable
 from gristmill.keys import model_identity
+from gristmill.live.writing import Live, outcome_numbers
 from gristmill.local_copy import local
 from gristmill.logits import journal
 from gristmill.logits.scoring import Teacher
@@ -74,16 +75,20 @@ def score_share(share: Share, model: ModelConfig, weights: JsonDict, config: Gpu
     there = usable(worker, model, config, share.scheduled)
     key = keys_of(model_identity(model, weights, bool(there)), share.top_k)
     own = [(key(window), window) for window in own_windows(share)]
-    with alone(share.unit, share.name, share.journal, config.wait_minutes * 60) as stop:
+    with (
+        alone(share.unit, share.name, share.journal, config.wait_minutes * 60) as stop,
+        Live(share.journal.parent / "live" / f"{share.name}.jsonl", share.unit, share.name) as live,
+    ):
         left = _left(share, own)
         count = sum(1 for _, window in own if window.positions)
         log(f"{share.unit} {share.name}: {len(own)} windows, {count} with positions, {len(left)} to score")
+        live.tell("queued" if left else "starting", total=len(own), known=len(own) - len(left))
         failures: dict[str, Failure] = {}
         if left:
             purpose = f"logits {share.unit} {share.name}"
             group = held(there, worker, purpose, config, share.scheduled)
             with local(weights, model.local_copy, log) as here, group as devices:
-                failures = _score(share, model, here, config, threads, devices, own, stop)
+                failures = _score(share, model, here, config, threads, devices, own, stop, live)
         if len(failures) > allowed(share.max_failed_ratio, len(own) * share.numbers[1]) or (
             failures and len(failures) == count
         ):
@@ -170,12 +175,14 @@ def _score(
     devices: Sequence[Gpu],
     own: Sequence[tuple[str, Window]],
     stop: Stop,
+    live: Live,
 ) -> dict[str, Failure]:
     """Score what is missing; rows go to the journal. Gives the failures by key."""
     with Watch(devices, Place(share.unit, share.name, share.gpu_samples), config, log) as watch:
         left = _left(share, own)  # the lease may have been waited for, and others may have scored meanwhile
         if not left:
             return {}
+        live.tell("loading", devices=[asdict(gpu) for gpu in devices], known=len(own) - len(left))
         import torch
 
         torch.set_num_threads(threads)
@@ -191,7 +198,10 @@ def _score(
             done: set[str] = set()
             begun = time.monotonic()
             try:
-                with Progress(total=len(left)) as progress, stop.finishing(teacher.stop):
+                progress = Progress(total=len(left))
+                live.count(outcome_numbers(progress, teacher, len(own)))
+                live.tell("running", engine=teacher.name)
+                with progress, stop.finishing(teacher.stop):
                     for key, outcome in teacher.score(list(left.items())):
                         done.add(key)
                         if isinstance(outcome, Failure):

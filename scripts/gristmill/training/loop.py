@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.errors import UserError
+from gristmill.live.writing import Live
 from gristmill.training import checkpoint
 from gristmill.training.data import Batch, LogitTexts, Order, Texts, TokenTexts, batch_of, held_out, rows_of, share
 from gristmill.training.logs import StepLog
@@ -103,6 +104,8 @@ class Training:
         self.folder = task.work / "checkpoints" / recipe_digest(task, self.rows.texts.sha256)
         self.progress = Progress()
         self.resumed_from: int | None = None
+        #: Of the steps of this process's life.
+        self.tokens = 0
         self.stopping = False
 
     def run(self) -> bool:
@@ -117,17 +120,35 @@ class Training:
         signal.signal(signal.SIGTERM, self._on_signal)
         with contextlib.ExitStack() as opened:
             steps_log: StepLog | None = None
+            live: Live | None = None
             if self.parallel.main:
+                live = opened.enter_context(self._live())
                 board = self.task.work / "tensorboard"
                 done = self.progress.step
                 earlier = checkpoint.curve_of(checkpoint.place(self.folder, done)) if done else None
                 steps_log = opened.enter_context(StepLog(self.task.steps, board, done, self.steps, earlier))
             self._run(steps_log)
+            if live is not None and self.stopping and self.progress.step < self.steps:
+                live.tell("stopped")
         if self.progress.step < self.steps and self.stopping:
             return False
         self._take_best()
         write_results(self)
         return True
+
+    def _live(self) -> Live:
+        """What says how far the training is; a row is a step there."""
+        path, begun = self.task.work / "live" / "training.jsonl", (self.progress.step, self.progress.seconds)
+
+        def numbers() -> JsonDict:
+            seconds = round(self.progress.seconds - begun[1], 3)
+            return {"done": self.progress.step, "tokens": self.tokens, "seconds": seconds}
+
+        live = Live(path, f"trainings/{self.task.spec.name}", "training")
+        live.count(numbers)
+        devices, rows = list(self.task.devices), self.recipe.batch_rows
+        live.tell("running", total=self.steps, known=begun[0], engine="training", devices=devices, batch_rows=rows)
+        return live
 
     def _run(self, steps_log: StepLog | None) -> None:
         if self.progress.step == 0 and self.measured is not None:
@@ -175,6 +196,7 @@ class Training:
         self.progress.step += 1
         self.progress.seconds += seconds
         tokens = self.rows.tokens(numbers)
+        self.tokens += tokens
         named = {"step": self.progress.step, "epoch": round(self.order.epochs(self.progress.step), 4), "loss": loss}
         parted = {"cross_entropy": ce, "kl": kl} if self.recipe.objective == "distill" else {}
         spent = {

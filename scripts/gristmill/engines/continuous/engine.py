@@ -98,6 +98,9 @@ class ContinuousEngine:
         self._on_gpu = on_gpu
         self._log = log
         self._stopped = False
+        #: The rows in the manager, and how often memory ran out: for whoever watches.
+        self._rows_now: dict[str, _Running] = {}
+        self._begun_again = 0
         #: Rows on a CPU whose logits, or those of a neighbour, were not finite.
         self._doubtful: list[Request] = []
         #: What the manager that runs was made for, the manager, and its rows.
@@ -113,6 +116,16 @@ class ContinuousEngine:
         cut = {str(rank): "a part of every layer" for rank in range(ranks)}
         self.device_map = cut if ranks > 1 else self._static.device_map
         self.dtype = self._static.dtype
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows in work at the same time, here or with the static engine, for whoever watches."""
+        return len(self._rows_now) or self._static.batch_rows
+
+    @property
+    def retries(self) -> int:
+        """How often memory ran out and rows began again."""
+        return self._begun_again + self._static.retries
 
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
         """Tokens of each prompt, chat template included."""
@@ -169,6 +182,7 @@ class ContinuousEngine:
                     self._log(f"{error}; the rows go to the static engine")
                     break
             release_memory(self._on_gpu)
+            self._begun_again += 1
             self._log(f"out of memory with {share:.0%} of the free memory for pages; {len(left)} rows begin again")
             if self._stopped:
                 return
@@ -237,6 +251,7 @@ class ContinuousEngine:
     ) -> Iterator[Outcome]:
         """Keep the manager fed, and give out what ends."""
         running: dict[str, _Running] = {}
+        self._rows_now = running
         watched = bool(sampling.stop) or self._config.timeout_seconds is not None
         more, room = True, room_tokens(manager)
         while more or running:

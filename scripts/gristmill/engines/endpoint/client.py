@@ -86,6 +86,8 @@ class Client:
         self._ending = asyncio.Event()
         self._pace = Pace(endpoint.requests_per_minute)
         self._answers, self._refusals = 0, 0
+        #: Requests under way, and those that were sent again: for whoever watches.
+        self.under_way, self.sent_again = 0, 0
         #: Rows that ran out of tries since the last answer.
         self._lost = 0
         self._said: set[str] = set()
@@ -138,6 +140,7 @@ class Client:
     async def _once(self, request: Request) -> Outcome:
         await self._turn()
         start = time.perf_counter()
+        self.under_way += 1
         try:
             async with asyncio.timeout(self._endpoint.timeout_seconds):
                 response = await self._http.post(self._url, json=body(self._endpoint, request))
@@ -145,6 +148,8 @@ class Client:
             raise Passing(f"no answer within {self._endpoint.timeout_seconds:g} s", "timeout") from error
         except httpx2.RequestError as error:
             raise Passing(f"{type(error).__name__}: {self._quoted(str(error))}", "server_error") from error
+        finally:
+            self.under_way -= 1
         if response.status_code == 200:
             return self._read(request, response.content, time.perf_counter() - start)
         return self._sorted(request, response)
@@ -215,6 +220,7 @@ class Client:
 
     def _note(self, state: RetryCallState) -> None:
         """Say each kind of error once: a busy server is no reason to fill a log."""
+        self.sent_again += 1
         what = str(state.outcome.exception()) if state.outcome is not None else ""
         self._say(what.partition(":")[0], f"{what}; tried again, as all such errors are")
 

@@ -49,6 +49,16 @@ class EndpointEngine:
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def batch_rows(self) -> int:
+        """Requests under way, for whoever watches."""
+        return self._client.under_way if self._client is not None else 0
+
+    @property
+    def retries(self) -> int:
+        """How many requests were sent again."""
+        return self._client.sent_again if self._client is not None else 0
+
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
         """Words in each request's messages: the tokenizer is at the server."""
         return [sum(len(message["content"].split()) for message in request.messages) for request in requests]

@@ -80,6 +80,7 @@ class DecodeLoop:
                 if not self._rows:
                     return failed
                 self._cut_out_ended()
+                self._loaded.budget.running = len(self._rows)
                 self._launch(self._rows, self._batch_now().step())
                 return [*failed, *self._read()]
         except torch.OutOfMemoryError:

@@ -58,6 +58,16 @@ class StaticEngine:
         self.device_map = placement(self._model)
         self.dtype = str(self._model.dtype).removeprefix("torch.")
 
+    @property
+    def batch_rows(self) -> int:
+        """Rows in work at the same time, for whoever watches."""
+        return self._budget.running
+
+    @property
+    def retries(self) -> int:
+        """How often a batch was halved."""
+        return self._budget.halved
+
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
         """Tokens of each prompt, chat template and longest label included."""
         return [asked.tokens for asked in tokenize(requests, self._chat)]

@@ -50,6 +50,7 @@ def likelihoods(loaded: Loaded, items: Sequence[Prepared], cut: bool, stopped: C
         loaded.budget.look(loaded.model)
         batch = left[: _rows(loaded, left[0], score)]
         start = time.perf_counter()
+        loaded.budget.running = len(batch)
         scores = _unless_out_of_memory(loaded, batch, score)
         if scores is None:  # out here, where no traceback holds on to the batch's memory
             release_memory(loaded.on_gpu)

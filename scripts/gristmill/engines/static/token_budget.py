@@ -30,6 +30,8 @@ class TokenBudget:
         self.max_rows = max_rows or (GPU_BATCH_ROWS if on_gpu else CPU_BATCH_ROWS)
         self._on_gpu = on_gpu
         self._log = log
+        #: Rows in work now, and how often there was no memory for a batch: for whoever watches.
+        self.running, self.halved = 0, 0
         #: Tokens that the memory had room for when it was last looked at; None: no limit is known.
         self._room: int | None = None
         #: Tokens of a batch after one that ran out of memory; None: none has.
@@ -48,6 +50,7 @@ class TokenBudget:
     def halve(self, rows: int, tokens: int, running: int = 0) -> None:
         """So many rows of `tokens` tokens did not fit beside those running: from now on half of them."""
         self._most = (running + rows // 2) * tokens
+        self.halved += 1
         tried = f"{rows} rows of {tokens} tokens" + (f" beside {running} others" if running else "")
         self._log(f"out of memory with {tried}; going on with at most {self._most} tokens in a batch")
 

@@ -27,6 +27,7 @@ def answer_in_batches(loaded: Loaded, items: Sequence[Prepared], stopped: Callab
     while position < len(items) and not stopped():
         loaded.budget.look(loaded.model)
         batch = items[position : position + loaded.budget.rows(items[position].tokens)]
+        loaded.budget.running = len(batch)
         outcomes = _unless_out_of_memory(loaded, batch)
         if outcomes is None:  # out here, where no traceback holds on to the batch's memory
             release_memory(loaded.on_gpu)

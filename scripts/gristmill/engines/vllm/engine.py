@@ -72,6 +72,11 @@ class VllmEngine:
         self._rows: dict[str, Prepared] = {}
         self._numbers = map(str, itertools.count())
 
+    @property
+    def batch_rows(self) -> int:
+        """Rows that vLLM has, those that wait there among them, for whoever watches."""
+        return len(self._rows)
+
     def prompt_tokens(self, requests: Sequence[Request]) -> list[int]:
         """Tokens of each prompt, chat template and longest label included."""
         return [asked.tokens for asked in tokenize(requests, self._chat)]
