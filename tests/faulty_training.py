@@ -5,6 +5,7 @@ hang:RANK:STEP      the process stops for ever in that step
 kill:RANK:STEP      the process is killed in that step
 deaf:RANK:STEP      the same, and the others hear nothing, as inside a kernel that waits for it
 nan:STEP            the loss of that step is not a number
+wreck:STEP          the update of that step leaves weights that are no numbers
 full:STEP           the disk is full when that step's checkpoint is written
 early:RANK          the process is told to stop (SIGTERM) in step 3, the launcher is not
 """
@@ -57,6 +58,13 @@ def break_something(kind: str, *numbers: str) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return before(self)
 
+    checkpointed = loop.Training._checkpoint
+
+    def wrecked(self: Any) -> None:
+        if kind == "wreck" and self.progress.step == int(numbers[0]):
+            next(iter(self.model.parameters())).data.fill_(float("nan"))
+        checkpointed(self)
+
     losses = loop.Training._losses
 
     def broken(self: Any, batch: Any) -> Any:
@@ -75,6 +83,7 @@ def break_something(kind: str, *numbers: str) -> None:
 
     loop.Training._step = step
     loop.Training._losses = broken
+    loop.Training._checkpoint = wrecked  # type: ignore[method-assign]
     loop.checkpoint.save = saved
 
 

@@ -32,7 +32,8 @@ METRICS: dict[str, Any] = {
 TEACHER: dict[str, Any] = {
     "unit": "logits/taught", "teacher": "large", "k": 64, "rows": 12, "positions": 4321, "perplexity": 17.25,
     "target_is_top1": 0.345, "tail_mass_mean": 0.125, "bytes_per_position": 184.5, "plain_bytes_per_position": 384,
-    "failed": 2, "score_seconds": 12.0,
+    "failed": 2, "skipped": {"no_text": 3}, "rows_without_positions": 4, "cut_rows": 5, "cut_tokens": 60,
+    "score_seconds": 12.0,
 }  # fmt: skip
 
 
@@ -122,7 +123,22 @@ def test_the_numbers_of_a_training_stand_on_the_page(tmp_path: Path) -> None:
 
 def test_what_a_teacher_left_stands_on_the_page_with_bytes_and_failures(tmp_path: Path) -> None:
     text = words_of(page(three(tmp_path), logits=taught(tmp_path)))
-    assert "taught of large 64 4,321 2 windows failed 184.5 384 plain 12.5 % 17.25 34.5 % 12.0 s" in text
+    left_out = "2 windows failed 3 skipped: no text 4 without a position 60 tokens cut off 5"
+    assert f"taught of large 64 4,321 {left_out} 184.5 384 plain 12.5 % 17.25 34.5 % 12.0 s" in text
+
+
+def test_what_is_left_out_of_a_trainings_texts_is_counted(tmp_path: Path) -> None:
+    texts = {"texts": {"count": 75, "cut_tokens": 1200, "rows_without_targets": 3}}
+    text = words_of(page(three(tmp_path), trainings=trained(tmp_path, data=texts)))
+    assert "left out of 75 texts 1,200 tokens cut 3 texts without a target" in text
+
+
+def test_a_model_from_fresh_weights_has_no_difference_from_another_trainings_base(tmp_path: Path) -> None:
+    runs = three(tmp_path)
+    fresh = {"tuned": ReportTraining(models=["tuned"]), "other": ReportTraining(base="small", models=["large"])}
+    folders = trained(tmp_path) | trained(tmp_path, "other")
+    text = words_of(page(runs, fresh, trainings=folders, comparisons=compared(tmp_path, runs, ("after", "before"))))
+    assert re.search(r"after trained 75.0 % \[[\d., ]+\] – 40", text)
 
 
 def test_a_curve_that_is_gone_is_said_to_be(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_rows_without_a_target_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_training_without_a_target_says_where_to_look(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no row has a token to learn"):
+    with pytest.raises(UserError, match="no row of 1 has a token to learn; look at"):
         opened(tmp_path, [{"id": "a", "question": "w1", "reference": None, "text": ""}], **SFT)
 
 

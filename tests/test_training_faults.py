@@ -200,6 +200,31 @@ def test_nothing_of_a_torn_checkpoint_is_used(tmp_path: Path, whole: Made) -> No
     same(made, whole)
 
 
+def test_torn_checkpoints_are_no_reason_to_remove_whole_ones(tmp_path: Path) -> None:
+    made = make(tmp_path, checkpoint_every_steps=2)
+    made.done()
+    (folder,) = made.work.glob("checkpoints/*")
+    for path in folder.glob("step-*"):
+        (path / "state.json").write_bytes(b"{")
+    (folder / "step-00000400").mkdir()
+    (folder / "step-00000300.bak").mkdir()
+    assert last_line(faulty(made, "kill:0:6")).endswith("5 steps were done, and the next run goes on from step 4")
+    there = sorted(path.name for path in folder.iterdir())
+    assert there == ["step-00000002", "step-00000004", "step-00000300.bak"]
+    assert "going on from step 4" in made.done()
+
+
+def test_an_update_that_destroys_the_weights_is_no_result(tmp_path: Path) -> None:
+    made = make(tmp_path, steps=1, warmup_steps=0, learning_rate=0.5)
+    found = faulty(made, "wreck:1")
+    assert found.returncode == 2
+    assert "step 1: its update left weights that are not finite; no checkpoint is there; lower learning_rate (0.5)" in (
+        found.stdout
+    )
+    assert not made.model.exists()
+    assert not list(made.work.glob("checkpoints/*/step-*"))
+
+
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     made = make(tmp_path, steps=2)
     made.done()

@@ -232,6 +232,22 @@ def test_fine_tuning_starts_from_the_bases_weights_and_learns_the_answers(tmp_pa
     assert measured[2] < measured[0] - 1
 
 
+def test_early_stopping_counts_from_the_first_step_and_no_evaluation_that_is_not_finite() -> None:
+    from types import SimpleNamespace
+    from typing import cast
+
+    from gristmill.training.loop import Progress, Training
+
+    recipe = SimpleNamespace(early_stopping=SimpleNamespace(min_improvement=0.0, patience=2))
+    training = SimpleNamespace(recipe=recipe, progress=Progress())
+    noted = []
+    for step, loss in ((0, 1.0), (1, float("nan")), (2, 5.0), (3, 4.0), (4, 6.0)):
+        training.progress.step = step
+        noted.append(Training._note(cast(Training, training), loss))
+    assert noted == [False, False, True, True, False]
+    assert (training.progress.best_step, training.progress.evaluations_since_best) == (3, 1)
+
+
 def test_early_stopping_keeps_the_best_step(tmp_path: Path) -> None:
     """A rate that is much too high after the warm-up: the evaluation falls, then rises."""
     recipe: dict[str, Any] = {"learning_rate": 1.5, "warmup_steps": 300, "steps": 300, "schedule": "constant"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gristmill.errors import UserError, some
 from gristmill.files import read_json
-from gristmill.memory.shapes import raw_header
+from gristmill.memory.shapes import AGAIN, raw_header
 
 #: What transformers looks for, in this order.
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -33,7 +33,7 @@ def require_whole(folder: Path, allow_pickle: bool = False) -> None:
     if not (folder / INDEX).exists():
         raise UserError(
             f"{folder} has {some([path.name for path in files])}, but neither {SINGLE} nor {INDEX}, one of which says "
-            "what the model is made of; fetch it again"
+            f"what the model is made of; {AGAIN}"
         )
     _require_named(folder / INDEX, tensors)
 
@@ -44,9 +44,9 @@ def _tensors(path: Path) -> set[str]:
     try:
         wanted = start + max((int(item["data_offsets"][1]) for item in header.values()), default=0)
     except (ValueError, TypeError, IndexError) as error:
-        raise UserError(f"{path} is no whole safetensors file; fetch it again") from error
+        raise UserError(f"{path} is no whole safetensors file; {AGAIN}") from error
     if (size := path.stat().st_size) != wanted:
-        raise UserError(f"{path} has {size:,} bytes, but its header speaks of {wanted:,}; fetch it again")
+        raise UserError(f"{path} has {size:,} bytes, but its header speaks of {wanted:,}; {AGAIN}")
     return set(header)
 
 
@@ -55,8 +55,8 @@ def _require_named(index: Path, tensors: dict[str, set[str]]) -> None:
     try:
         places: dict[str, str] = dict(read_json(index)["weight_map"])
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{index} has no readable weight_map; fetch it again") from error
+        raise UserError(f"{index} has no readable weight_map; {AGAIN}") from error
     if missing := sorted(set(places.values()) - tensors.keys()):
-        raise UserError(f"{index.parent} lacks {some(missing)}, which {INDEX} names; fetch it again")
+        raise UserError(f"{index.parent} lacks {some(missing)}, which {INDEX} names; {AGAIN}")
     if lost := sorted(name for name, file in places.items() if name not in tensors[file]):
-        raise UserError(f"{index.parent} lacks the tensors {some(lost)}, which {INDEX} names; fetch it again")
+        raise UserError(f"{index.parent} lacks the tensors {some(lost)}, which {INDEX} names; {AGAIN}")

@@ -71,7 +71,7 @@ class TrainingConfig(Section):
     packing: bool = Field(True, description="Put several texts into a row, each blind to the others.")
     batch_rows: int = Field(32, ge=1, description="Rows of one update, over all devices: the effective batch.")
     micro_batch_rows: int = Field(1, ge=1, description="Rows that one device takes at a time.")
-    learning_rate: float = Field(gt=0, description="The highest.")
+    learning_rate: float = Field(gt=0, le=1000, description="The highest.")
     schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="How it falls after the warm-up.")
     warmup_steps: int = Field(0, ge=0, description="Steps over which it rises from 0.")
     final_learning_rate_ratio: float = Field(0.0, ge=0, le=1, description="What is left of it at the last step.")
@@ -141,6 +141,10 @@ class TrainingConfig(Section):
     def _recipe_fits(self) -> TrainingConfig:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either steps or epochs; one of them says how long it trains")
+        if self.steps is not None and self.warmup_steps > self.steps:
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps} of {self.steps} steps: learning_rate is never reached; lower it"
+            )
         every = self.evaluation.every_steps if self.evaluation is not None else None
         if self.early_stopping is not None and every is None:
             raise ValueError("early_stopping needs evaluation.every_steps; add it")

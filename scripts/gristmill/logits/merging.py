@@ -247,7 +247,14 @@ def _metadata(
             if key in found:
                 said = lookup.metadata(found[key])
                 return said | {"teacher": said["teacher"] | {"name": teacher}}
-    raise UnusableParts(f"{requests} has no window that the journal has a position of; look at the texts; {_REMEDY}")
+    there = list(windows(requests))
+    if any(window.positions for window in there):
+        raise UnusableParts(f"{requests} has no window that the journal has a position of; {_REMEDY}")
+    cut = sum(bool(window.cut_tokens) for window in there)
+    raise UserError(
+        f"{requests}: none of its {len(there)} windows has a token to predict, and max_tokens cut {cut} of them; raise "
+        "it above the length of the prompts, or look at the texts"
+    )
 
 
 def _write(folder: Path, rows: Iterator[LogitsRow], metadata: JsonDict, sums: Sums) -> list[JsonDict]:

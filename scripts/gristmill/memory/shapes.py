@@ -21,6 +21,8 @@ from gristmill.errors import UserError
 from gristmill.files import read_json
 from gristmill.types import JsonDict
 
+#: What to do about files that are not whole.
+AGAIN = "remove the folder if a training made it, else fetch it again"
 #: Bytes of an element, by safetensors' and torch's names.
 DTYPE_BYTES = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1},
@@ -164,9 +166,9 @@ def raw_header(path: Path) -> tuple[JsonDict, int]:
         header = {name: item for name, item in json.loads(text).items() if name != "__metadata__"}
         whole = all({"dtype", "shape", "data_offsets"} <= item.keys() for item in header.values())
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no whole safetensors file; fetch it again") from error
+        raise UserError(f"{path} is no whole safetensors file; {AGAIN}") from error
     if not whole:
-        raise UserError(f"{path} is no whole safetensors file; fetch it again")
+        raise UserError(f"{path} is no whole safetensors file; {AGAIN}")
     return header, len(start) + length
 
 
@@ -222,6 +224,4 @@ def _number(config: JsonDict, *names: str) -> int:
     for name in names:
         if config.get(name):
             return int(config[name])
-    raise UserError(
-        f"the model's config.json has none of {', '.join(names)}, so its memory cannot be planned; fetch it again"
-    )
+    raise UserError(f"the model's config.json has none of {', '.join(names)}, so its memory cannot be planned; {AGAIN}")

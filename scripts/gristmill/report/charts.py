@@ -272,7 +272,7 @@ def _curve_chart(curve: Mapping[str, Sequence[Point]], size: Size) -> Chart:
     width, last = size.plot + size.numbers, len(panels) - 1
     made = []
     for place, (title, keys) in enumerate(panels.items()):
-        axis = alt.Axis(title=None, grid=False, tickCount=5, labels=place == last, format="~s")
+        axis = alt.Axis(title=None, grid=False, tickCount=5, tickMinStep=1, labels=place == last, format="~s")
         x = alt.X("step:Q", axis=axis, scale=alt.Scale(domain=[0, max(steps)], range=[0, width], nice=False))
         layers = alt.layer(*(_curve_line(curve.get(key, ()), key, x, size) for key in keys))
         height = CURVE_PX if place == 0 else PANEL_PX
@@ -290,7 +290,7 @@ def _curve_line(points: Sequence[Point], key: str, x: Chart, size: Size) -> Char
     axis = alt.Axis(title=None, tickCount=3, format=form, minExtent=44, maxExtent=44)
     y = alt.Y("value:Q", axis=axis, scale=alt.Scale(zero=not key.endswith("loss")))
     colour = PALETTE[1] if measured else PALETTE[0]
-    dots = {"filled": True, "size": 26, "color": colour} if measured else False
+    dots = {"filled": True, "size": 26, "color": colour} if measured or len(points) == 1 else False
     return _chart(rows).mark_line(color=colour, strokeWidth=1.5, point=dots).encode(x=x, y=y)
 
 

@@ -18,6 +18,7 @@ from gristmill.config.specs import ReportTraining
 from gristmill.errors import UserError
 from gristmill.report.comparisons import Comparison, Family
 from gristmill.report.inputs import Bounds, InputFile, read_file
+from gristmill.report.words import count
 from gristmill.training.logs import read_steps
 from gristmill.types import JsonDict
 
@@ -58,6 +59,20 @@ class Batch(InputFile):
     factors: str
 
 
+class Texts(InputFile):
+    """What a training's texts were, and what of them is left out."""
+
+    count: int
+    cut_tokens: int = 0
+    rows_without_targets: int = 0
+
+
+class TrainingData(InputFile):
+    """The `data` section of a training's metrics.json."""
+
+    texts: Texts
+
+
 class TrainingMetrics(InputFile):
     """trainings/<name>/metrics.json."""
 
@@ -71,6 +86,7 @@ class TrainingMetrics(InputFile):
     parameters: int
     trained_parameters: int
     tokens: int
+    data: TrainingData | None = None
     evaluation: Evaluations | None = None
     seconds: float | None = None
     tokens_per_second: float | None = None
@@ -93,7 +109,19 @@ class TeacherMetrics(InputFile):
     bytes_per_position: float | None = None
     plain_bytes_per_position: float | None = None
     failed: int = 0
+    skipped: dict[str, int] = {}
+    rows_without_positions: int = 0
+    cut_rows: int = 0
+    cut_tokens: int = 0
     score_seconds: float | None = None
+
+    @property
+    def left_out(self) -> list[str]:
+        """What of the texts is not there, counted."""
+        parts = [f"{count(self.failed)} windows failed"] if self.failed else []
+        parts += [f"{count(n)} skipped: {reason.replace('_', ' ')}" for reason, n in self.skipped.items() if n]
+        parts += [f"{count(self.rows_without_positions)} without a position"] if self.rows_without_positions else []
+        return parts + ([f"{count(self.cut_tokens)} tokens cut off {count(self.cut_rows)}"] if self.cut_rows else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +223,14 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 def lineups(trainings: Sequence[Training], runs: Sequence[Run], families: Sequence[Family]) -> list[Lineup]:
     """Where trained models have runs: those beside the runs of their bases and teachers."""
     roles = roles_of(training.origin for training in trainings)
+    bases = {model: training.origin.base for training in trainings for model in training.origin.models}
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         if run.metrics.model in roles and run.metrics.metric is not None:
             groups.setdefault((run.metrics.dataset, run.metrics.prompt, run.metrics.metric), []).append(run)
     compared = [comparison for family in families for comparison in family.comparisons]
     return [
-        _lineup(key, members, roles, compared)
+        _lineup(key, members, roles, bases, compared)
         for key, members in groups.items()
         if any(STUDENT in roles[run.metrics.model] for run in members)
     ]
@@ -222,22 +251,25 @@ def _lineup(
     key: tuple[str, str, str],
     members: Sequence[Run],
     roles: Mapping[str, Sequence[str]],
+    bases: Mapping[str, str | None],
     compared: Sequence[Comparison],
 ) -> Lineup:
     dataset, prompt, metric = key
     standings = [Standing(run, " and ".join(roles[run.metrics.model])) for run in members]
     standings.sort(key=lambda each: ROLES.index(roles[each.run.metrics.model][0]))
-    bases = [each.run.name for each in standings if BASE in roles[each.run.metrics.model]]
     wanted = [each for each in compared if each.dataset == dataset and each.metric == metric]
-    standings = [_against(each, bases, wanted) for each in standings]
+    named: dict[str, list[str]] = {}
+    for run in members:
+        named.setdefault(run.metrics.model, []).append(run.name)
+    standings = [_against(each, named.get(bases.get(each.run.metrics.model) or "", []), wanted) for each in standings]
     there = {run.metrics.model for run in members}
     missing = {role: [model for model in roles if role in roles[model] and model not in there] for role in ROLES}
     return Lineup(dataset, prompt, metric, standings, {role: models for role, models in missing.items() if models})
 
 
 def _against(standing: Standing, bases: Sequence[str], compared: Sequence[Comparison]) -> Standing:
-    """With its difference from the base, where there is one base and the two runs are compared."""
-    if len(bases) != 1 or standing.run.name == bases[0]:
+    """With its difference from its own base, where that has one run here and the two are compared."""
+    if len(bases) != 1:
         return standing
     for each in compared:
         if each.runs == (standing.run.name, bases[0]):

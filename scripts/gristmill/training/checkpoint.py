@@ -5,7 +5,7 @@
   folder. A folder under its name is therefore whole; one whose files are shorter by now is passed over.
 - steps.jsonl: the curve so far, since the one beside may be another recipe's by the time that this one goes on.
 - state.json: the step, which is also the position in the data (data.py), fp16's loss scale, what early stopping knows.
-- The oldest are removed when a new one stands; the best step's stays with early stopping.
+- When a new one stands, the oldest and those that are not whole are removed; the best step's stays with early stopping.
 - A recipe has a folder of its own: a changed learning rate starts anew and finds the old one's checkpoints no more.
 """
 
@@ -108,10 +108,11 @@ def load(folder: Path, step: int, model: Any, optimizer: Any, parallel: Parallel
 
 
 def rotate(folder: Path, keep: int, best: int | None) -> None:
-    """Remove the oldest checkpoints; for one process."""
-    there = sorted(int(match[1]) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name)))
-    for step in there[:-keep]:
-        if step != best:
+    """Remove all checkpoints but the newest whole ones and the best; for one process."""
+    there = [int(match[1]) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    kept = {*steps_there(folder, lambda _: None)[-keep:], best}
+    for step in there:
+        if step not in kept:
             shutil.rmtree(place(folder, step), ignore_errors=True)
 
 

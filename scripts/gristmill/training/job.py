@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -21,11 +22,14 @@ from gristmill.gpu.watch import Place, Watch
 from gristmill.job import device_names, held, usable
 from gristmill.planning.workers import Worker
 from gristmill.progress import log
+from gristmill.training import checkpoint
 from gristmill.training.launching import SHUTDOWN, Launch, slurm_command, torchrun
 from gristmill.training.logs import read_steps
 from gristmill.training.task import Effective, Task
 from gristmill.types import Completion, Gpu, JsonDict
 
+#: By how much a file system's clock may be behind ours.
+CLOCK_S = 60.0
 SCRIPT = Path(__file__).parents[2] / "train_rank.py"
 
 
@@ -95,6 +99,7 @@ def _run(task: Task, local: int, program: list[str], config: GpusConfig, devices
     training = task.training
     command = slurm_command(local, training.nodes, program) if training.nodes > 1 else torchrun(local, program)
     task.metrics.unlink(missing_ok=True)
+    begun = time.time() - CLOCK_S
     place = Place(f"trainings/{task.spec.name}", "training", task.work / "gpu" / "training.jsonl")
     with Watch(devices, place, config, log) as watch:
         launch = Launch(command, _environment(task), task.stop, task.error, log, _beat(task.steps, watch))
@@ -111,7 +116,7 @@ def _run(task: Task, local: int, program: list[str], config: GpusConfig, devices
         return
     if launch.signum is not None or (status == 0 and not task.error.exists()):
         raise Stopped(launch.signum or 15)
-    raise UserError(f"{_reason(task, status)}; {_going_on(task)}")
+    raise UserError(f"{_reason(task, status)}; {_going_on(task, begun)}")
 
 
 @contextmanager
@@ -156,9 +161,12 @@ def _reason(task: Task, status: int) -> str:
     )
 
 
-def _going_on(task: Task) -> str:
-    """Where the next run goes on."""
-    there = sorted(path.name for path in task.work.glob("checkpoints/*/step-*"))
-    last = max((int(name.removeprefix("step-")) for name in there), default=0)
+def _going_on(task: Task, begun: float) -> str:
+    """Where the next run of the recipe that was at work goes on."""
+    recipes = sorted(task.work.glob("checkpoints/*"), key=lambda path: path.stat().st_mtime)
+    if not recipes or recipes[-1].stat().st_mtime < begun:
+        return "it had not begun"
+    there = checkpoint.steps_there(recipes[-1], log)
+    last = there[-1] if there else 0
     done = max((line["step"] for line in read_steps(task.steps)), default=0)
     return f"{done} steps were done, and the next run goes on from {f'step {last}' if last else 'the start'}"

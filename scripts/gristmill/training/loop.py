@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -264,12 +265,14 @@ class Training:
         return self._note(loss)
 
     def _note(self, loss: float) -> bool:
+        """Whether a step's model is the best yet; that before the first step is nobody's result."""
         stopping, progress = self.recipe.early_stopping, self.progress
-        if stopping is None:
+        if stopping is None or progress.step == 0:
             return False
-        if progress.best_loss is None or loss < progress.best_loss - stopping.min_improvement:
+        better = progress.best_loss is None or loss < progress.best_loss - stopping.min_improvement
+        if math.isfinite(loss) and better:
             progress.best_loss, progress.best_step, progress.evaluations_since_best = loss, progress.step, 0
-            return progress.step > 0
+            return True
         progress.evaluations_since_best += 1
         return False
 
@@ -278,6 +281,7 @@ class Training:
         return stopping is not None and self.progress.evaluations_since_best >= stopping.patience
 
     def _checkpoint(self) -> None:
+        self._require_finite_weights()
         state = {**asdict(self.progress), "effective": str(self.effective), "processes": self.parallel.processes}
         state["scaler"] = self.parallel.scaler.state_dict() if self.parallel.scaler is not None else None
         curve = self.task.steps
@@ -288,6 +292,8 @@ class Training:
     def _resume(self) -> None:
         """Go on from the last whole checkpoint of this recipe, which the first process names to all."""
         if self.parallel.main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            os.utime(self.folder)  # of the recipes that have been trained here, this one is at work (job.py)
             checkpoint.sweep(self.folder)
         there = checkpoint.steps_there(self.folder, self._log) if self.parallel.main else []
         last = int(self.parallel.sums([float(there[-1]) if there else 0.0])[0])
@@ -303,7 +309,7 @@ class Training:
 
     def _take_best(self) -> None:
         best = self.progress.best_step
-        if best is None or best in (0, self.progress.step):
+        if best is None or best == self.progress.step:
             return
         kept = self.progress
         checkpoint.load(self.folder, best, self.model, self._adam, self.parallel)
@@ -341,14 +347,27 @@ class Training:
 
     def _require_finite(self, value: float, what: str, step: int) -> None:
         if not math.isfinite(value):
-            there = checkpoint.steps_there(self.folder, self._log)
-            kept = (
-                f"the last good checkpoint is step {there[-1]} in {self.folder}" if there else "no checkpoint is there"
-            )
             raise UserError(
-                f"step {step + 1}: the {what} is {value}, and the weights are as before it; {kept}; lower "
+                f"step {step + 1}: the {what} is {value}, and the weights are as before it; {self._kept()}; lower "
                 "learning_rate, lengthen warmup_steps, or look at the rows of this step"
             )
+
+    def _require_finite_weights(self) -> None:
+        """A step's own update is seen by the next step's loss; before a checkpoint there is none yet."""
+        import torch
+
+        mine = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        parts = (part.to_local() if hasattr(part, "to_local") else part for part in mine)
+        broken = not all(bool(torch.isfinite(part).all()) for part in parts)
+        if self.parallel.sums([float(broken)])[0]:
+            raise UserError(
+                f"step {self.progress.step}: its update left weights that are not finite; {self._kept()}; lower "
+                f"learning_rate ({self.recipe.learning_rate:g}) or lengthen warmup_steps"
+            )
+
+    def _kept(self) -> str:
+        there = checkpoint.steps_there(self.folder, self._log)
+        return f"the last good checkpoint is step {there[-1]} in {self.folder}" if there else "no checkpoint is there"
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self.stopping = True

@@ -64,12 +64,14 @@ def write_rows(lines: Iterable[JsonDict], folder: Path) -> JsonDict:
         UserError: no window has a target.
     """
     rows: list[tuple[int, int, int, int]] = []
-    start, cut, dropped = 0, 0, 0
+    start, cut, dropped, needed = 0, 0, 0, 0
     content = hashlib.sha256()
     with open(folder / TOKENS, "wb") as handle:
         for line in lines:
             if "skipped" in line or line["first"] >= len(line["tokens"]):
                 dropped += 1
+                if "skipped" not in line:
+                    needed = min(needed or line["first"] + 1, line["first"] + 1)
                 continue
             data = np.asarray(line["tokens"], "<i4").tobytes()
             handle.write(data)
@@ -77,7 +79,11 @@ def write_rows(lines: Iterable[JsonDict], folder: Path) -> JsonDict:
             content.update(canonical([line["first"], len(line["tokens"])]) + data)
             start, cut = start + len(line["tokens"]), cut + line["cut_tokens"]
     if not rows:
-        raise UserError("no row has a token to learn; look at the dataset's texts, references and sequence_tokens")
+        short = f": the shortest prompt alone needs sequence_tokens={needed} for one" if needed else ""
+        raise UserError(
+            f"no row of {dropped} has a token to learn{short}; look at the dataset's texts, references and "
+            "sequence_tokens"
+        )
     table = np.asarray(rows, np.int64)
     np.save(folder / ROWS, table)
     return {
