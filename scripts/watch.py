@@ -43,12 +43,14 @@ def main() -> None:
         raise UserError(f"--every is {args.every:g}; between 0.1 and 3600 seconds")
     if args.results.exists() and not args.results.is_dir():
         raise UserError(f"{args.results} is no folder; name the folder with the results")
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    # A terminal without UTF-8 gets a ? of the same width; elsewhere nothing is lost.
+    on_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    sys.stdout.reconfigure(errors="replace" if on_terminal else "backslashreplace")  # type: ignore[union-attr]
     reader = Reader(args.results)
     try:
         if args.once or args.json:
             _once(reader.read(), args.results, args.json)
-        elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        elif on_terminal:
             _on_terminal(reader, args.every or TERMINAL_S)
         else:
             _in_pipe(reader, args.every or PIPE_S)

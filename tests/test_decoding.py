@@ -428,6 +428,7 @@ def test_a_budget_is_halved_and_stays_so_and_one_row_may_always_try() -> None:
     assert (budget.rows(100), budget.rows(400), budget.rows(10**6)) == (16, 4, 1)
     budget.halve(3, 100, running=4)
     assert budget.rows(100) == 5
+    assert budget.halved == 2
     assert said == [
         "out of memory with 32 rows of 100 tokens; going on with at most 1600 tokens in a batch",
         "out of memory with 3 rows of 100 tokens beside 4 others; going on with at most 500 tokens in a batch",

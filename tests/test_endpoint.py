@@ -283,6 +283,22 @@ def test_a_passing_error_is_tried_again(server: Server, first: Reply) -> None:
     assert LOGGED
 
 
+def test_what_is_under_way_and_was_sent_again_is_there_for_whoever_watches(server: Server) -> None:
+    seen: list[int] = []
+
+    def script(_: JsonDict, before: int) -> Reply:
+        seen.append(engine.batch_rows)
+        return (500, {}, "down") if before == 0 else ok("well")
+
+    server.script = script
+    engine = EndpointEngine(endpoint(server.url, max_concurrent=2), "error", LOGGED.append)
+    assert (engine.batch_rows, engine.retries) == (0, 0)
+    assert len(list(engine.generate(requests(3)))) == 3
+    engine.close()
+    assert (engine.batch_rows, engine.retries) == (0, 3)
+    assert set(seen) <= {1, 2}
+
+
 def test_a_request_that_hangs_is_given_up_and_tried_again(server: Server) -> None:
     server.script = lambda _, before: None if before == 0 else ok("well")
     assert text_of(ask(server.url, requests(1), timeout_seconds=0.3)["r0"]) == "well"

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Project, echo_config, wait_until
+from conftest import ROOT, Project, echo_config, wait_until
+from tiny_teacher import make_teacher
+from tiny_training import environment as environment_of
+from tiny_training import make
 
 from gristmill import locks
 from gristmill.errors import UserError
@@ -32,6 +35,7 @@ from gristmill.stopping import Interrupted
 from gristmill.types import Completion, Failure
 
 UNIT = "runs/plain"
+UUIDS = ("GPU-aaaa", "GPU-bbbb")
 
 
 @pytest.fixture
@@ -508,3 +512,72 @@ def test_a_run_is_followed_from_waiting_to_done_through_a_kill(project: Project)
     assert unit is not None
     assert (unit.state, unit.done, unit.total, unit.seconds_left) == ("done", 24, 24, 0.0)
     assert unit.tokens == 24 * 4
+
+
+def test_a_gpu_worker_shows_its_devices_and_what_they_do(project: Project) -> None:
+    gpus = [{"index": n, "uuid": uuid, "name": "Fake H100", "memory_total_mib": 80000} for n, uuid in enumerate(UUIDS)]
+    (project.folder / "gpus.json").write_text(json.dumps(gpus))
+    fake = {"FAKE_NVML": json.dumps({uuid: {} for uuid in UUIDS}), "PYTHONPATH": str(ROOT / "tests" / "fake_nvml")}
+    inventory = {"GRISTMILL_INVENTORY": str(project.folder / "gpus.json"), "GRISTMILL_ECHO_SECONDS": "1"}
+    words = project.command("results/runs/plain/generations.jsonl", gpu=2)
+    environment = project.environment(**fake, **inventory)
+    running = subprocess.Popen(words, cwd="/", env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+    reader = Reader(project.folder / "results")
+
+    def used() -> set[tuple[str, int, float, int]]:
+        workers = [worker for unit in reader.read().units for worker in unit.workers]
+        return {
+            (device.uuid, device.index or 0, device.utilization_ratio, device.memory_used_mib or 0)
+            for worker in workers
+            for device in worker.devices
+            if device.utilization_ratio is not None
+        }
+
+    try:
+        wait_until(lambda: used() == {(uuid, index, 0.9, 1024) for index, uuid in enumerate(UUIDS)})
+        assert running.wait(timeout=120) == 0
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+    assert used() == set()  # what is over is not now
+
+
+@pytest.mark.slow
+def test_a_real_training_is_followed_and_one_that_is_stopped_says_so(tmp_path: Path) -> None:
+    made = make(tmp_path, steps=2000, checkpoint_every_steps=500)
+    work = tmp_path / "results" / "trainings" / "t"
+    work.parent.mkdir(parents=True)
+    made.work.symlink_to(work)
+    work.mkdir()
+    reader = Reader(tmp_path / "results")
+    process = subprocess.Popen(made.command(), env=environment_of(tmp_path), stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: any(unit.done > 20 for unit in reader.read().units))
+        unit = only(reader.read())
+        assert (unit.state, unit.total, unit.kind, unit.workers[0].batch_rows) == ("running", 2000, "training", 8)
+        assert unit.tokens > 0
+        assert unit.seconds_left
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=120)
+    finally:
+        process.kill()
+    unit = only(reader.read())
+    assert (unit.state, unit.workers[0].state) == ("stopped", "stopped")
+    assert unit.done == max(line["step"] for line in made.steps())
+
+
+@pytest.mark.slow
+def test_a_real_engine_and_a_teacher_say_their_batches_and_their_windows(project: Project) -> None:
+    make_teacher(project.folder / "teacher", padding=0)
+    project.write_rows({"id": f"r{n}", "question": f"w{n} w3"} for n in range(8))
+    model = {"source": "./teacher", "engine": "static", "dtype": "float32"}
+    run = {"dataset": "rows", "model": "tiny", "prompt": "ask", "sampling": {"max_new_tokens": 6}}
+    logits = {"texts": {"model": "tiny", "dataset": "rows", "text_field": "question", "top_k": 4}}
+    project.write_config(echo_config(models={"tiny": model}, runs={"plain": run}, logits=logits))
+    project.done()
+    units = {unit.unit: unit for unit in Reader(project.folder / "results").read().units}
+    plain, texts = units["runs/plain"], units["logits/texts"]
+    assert (plain.state, plain.done, texts.state, texts.done, texts.kind) == ("done", 8, "done", 8, "logits")
+    assert [worker.batch_rows in range(1, 9) for worker in plain.workers] == [True]
+    assert [(worker.done, worker.engine) for worker in texts.workers] == [(8, "transformers")]
+    assert texts.tokens == 8  # a position a window of two tokens

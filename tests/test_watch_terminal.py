@@ -355,6 +355,17 @@ def test_results_that_are_removed_and_come_back_are_waited_for(tmp_path: Path, s
 
 
 @needs_tmux
+def test_a_terminal_without_utf_8_keeps_its_lines(tmp_path: Path, screen: Screen) -> None:
+    results = tmp_path / "results"
+    worker(results, "runs/plain", "1-of-1", error="café ☃ " + "é" * 200)
+    screen.watch(results, before="LC_ALL=POSIX PYTHONCOERCECLOCALE=0 PYTHONUTF8=0")
+    screen.wait_for("caf? ? ??")
+    lines = screen.lines()
+    assert lines[0] == "1 running"
+    assert [line.split()[0] for line in lines if line] == ["1", "running", "running", "error", "q"]
+
+
+@needs_tmux
 def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path, screen: Screen) -> None:
     results = tmp_path / "results"
     worker(results, "runs/plain", "1-of-1")
