@@ -1,6 +1,6 @@
 """Whether a teacher helps: students from scratch, with and without its stored log-probabilities, on the same rows.
 
-    nice python benchmarks/distillation.py                       three seeds on two cores: an hour
+    nice python benchmarks/distillation.py                       three seeds on two quiet cores: an hour
     python benchmarks/distillation.py --steps 4 --seeds 0 --characters 20000 --out FILE
 
 - The real thing: snakemake runs this checkout's Snakefile in a folder of its own: the teacher (SmolLM2-135M-Instruct)
