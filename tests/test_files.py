@@ -168,6 +168,24 @@ def test_a_new_file_has_the_rights_that_the_umask_allows(tmp_path: Path) -> None
     assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o640
 
 
+def test_files_that_a_library_keeps_to_itself_may_be_read_in_a_finished_folder_as_the_umask_allows(
+    tmp_path: Path,
+) -> None:
+    before = os.umask(0o027)
+    try:
+        with files.atomic_folder(tmp_path / "model") as folder:
+            (folder / "training").mkdir()
+            for name, mode in {"model.safetensors": 0o600, "training/run": 0o750}.items():
+                (folder / name).touch()
+                (folder / name).chmod(mode)
+            (folder / "link").symlink_to(tmp_path / "nowhere")
+    finally:
+        os.umask(before)
+    made = tmp_path / "model"
+    assert (made / "model.safetensors").stat().st_mode & 0o777 == 0o640
+    assert (made / "training/run").stat().st_mode & 0o777 == 0o750
+
+
 def test_writing_lines_says_how_many(tmp_path: Path) -> None:
     assert files.write_jsonl(tmp_path / "a.jsonl", iter([1, None, ""])) == 3
     assert (tmp_path / "a.jsonl").read_bytes() == b'1\nnull\n""\n'

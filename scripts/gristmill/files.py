@@ -103,10 +103,20 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
     target = Path(path)
     with _temporary(target, lambda: Path(tempfile.mkdtemp(**_beside(target)))) as temporary, _held(temporary):
         yield temporary
+        _readable(temporary)
         temporary.chmod(0o777 & ~_umask())
         with fence.passed(target):
             shutil.rmtree(target, ignore_errors=True)
             os.replace(temporary, target)
+
+
+def _readable(folder: Path) -> None:
+    """Let those read the files whom the umask lets: libraries that write by a temporary of their own leave 0600."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            mode = path.stat().st_mode & 0o777
+            if mode != (wanted := mode | (0o444 & ~_umask())):
+                path.chmod(wanted)
 
 
 @contextlib.contextmanager

@@ -4,21 +4,19 @@
 
 FOLDER gets histories.jsonl (to train on), unseen.jsonl (histories of goals that are kept from the training),
 questions.jsonl (where to go next, in rooms with such goals, after more or fewer episodes), words/ (the tokenizer, in a
-model folder of random weights), and room.json (what all of it was made with). The same arguments give the same files.
+model folder of random weights), and room.json (what all of it was made with), which is written last: where it is, the
+files belong together. The same arguments give the same files.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from room import ACTIONS, END, WORDS_A_STEP, Histories, Ints, Learner, Room, parted, words
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
+from room import ACTIONS, END, WORDS_A_STEP, Histories, Ints, Learner, Room, parted, require_least, words
 
 from gristmill.errors import UserError, run_main
 from gristmill.files import atomic_folder, write_json, write_jsonl
@@ -36,13 +34,21 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=10, help="for each held-out goal and number of episodes")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    require_least(args, agents=1, questions=1, seed=0)
     room, learner, random = Room(), Learner(), np.random.default_rng(args.seed)
     if not 0 < args.held_out < len(room.goals()):
         raise UserError(f"--held-out {args.held_out}: the room has {len(room.goals())} goals; keep some, train on some")
     seen, unseen = parted(room.goals(), args.held_out, args.seed)
-    known = learner.learn(room, np.repeat(seen, args.agents, 0), random)
-    other = learner.learn(room, np.repeat(unseen, args.agents, 0), random)
+    for axis in (0, 1):
+        if strange := set(unseen[:, axis].tolist()) - set(seen[:, axis].tolist()):
+            raise UserError(
+                f"--held-out {args.held_out}: no goal to train on has {'xy'[axis]}{min(strange)}, so its word would "
+                "mean nothing; keep fewer, or use another --seed"
+            )
+    known = learner.learn(room, np.tile(seen, (args.agents, 1)), random)  # goal by goal: the first rows have them all
+    other = learner.learn(room, np.tile(unseen, (args.agents, 1)), random)
     args.folder.mkdir(parents=True, exist_ok=True)
+    (args.folder / "room.json").unlink(missing_ok=True)
     write_jsonl(args.folder / "histories.jsonl", lines(known, "seen"))
     write_jsonl(args.folder / "unseen.jsonl", lines(other, "unseen"))
     write_jsonl(args.folder / "questions.jsonl", questions(room, other, args.questions, random))
@@ -103,7 +109,9 @@ def write_words(room: Room, folder: Path) -> None:
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     vocabulary = {word: place for place, word in enumerate(room.vocabulary())}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -11,11 +11,18 @@ model was trained on is still written in words that it knows.
 
 from __future__ import annotations
 
+import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
+
+from gristmill.errors import UserError
 
 Ints = npt.NDArray[np.int64]
 
@@ -150,3 +157,15 @@ def parted(goals: Ints, held_out: int, seed: int) -> tuple[Ints, Ints]:
     """Goals to train on, and so many that are kept from it."""
     order = np.random.default_rng(seed).permutation(len(goals))
     return goals[np.sort(order[held_out:])], goals[np.sort(order[:held_out])]
+
+
+def require_least(args: Namespace, **least: int) -> None:
+    """Refuse a number of the command line that is too small; one that is not given is left alone.
+
+    Raises:
+        UserError: it names the first one.
+    """
+    for name, smallest in least.items():
+        value = getattr(args, name)
+        if value is not None and value < smallest:
+            raise UserError(f"--{name.replace('_', '-')} {value} is too few; give {smallest} or more")
