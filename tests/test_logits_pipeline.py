@@ -60,7 +60,7 @@ def test_texts_of_all_kinds_come_out_as_data_and_a_new_row_costs_itself_alone(te
     assert all(row.top_ids[0, 0] == row.token_ids[row.first] for row in whole)  # greedy: the teacher's most likely one
     for name in readers:
         there = {path.name for path in (results / name).iterdir()}
-        assert there == {"data", "gpu", "journal", "logs", "manifest.json", "metrics.json", "requests.jsonl",
+        assert there == {"data", "gpu", "journal", "live", "logs", "manifest.json", "metrics.json", "requests.jsonl",
                          "requests.jsonl.sha256"} - ({"gpu"} - there)  # fmt: skip
     assert "Nothing to be done" in teacher.done(gpu=2)
 
