@@ -18,6 +18,10 @@ import httpx2
 import yaml
 from conftest import ROOT, echo_config, wait_until
 
+from gristmill.service.records import ACTIVE
+
+#: Rows of a run that lasts longer than any test: a minute, at 0.3 s a row on two workers.
+LASTING = 400
 INVENTORY = [{"name": "Fake H100", "memory_total_mib": 81920, "memory_used_mib": 1000, "count": 2}]
 
 
@@ -55,8 +59,7 @@ class Served:
 
     def write_project(self, rows: int = 12) -> None:
         (self.folder / "config").mkdir(parents=True)
-        lines = [json.dumps({"id": f"r{n}", "question": f"say {n}", "reference": n}) for n in range(rows)]
-        (self.folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+        self.write_rows(rows)
         (self.folder / "ask.jinja").write_text("{{ question }}")
         paths = {
             "datasets": {"rows": {"path": str(self.folder / "rows.jsonl")}},
@@ -65,6 +68,11 @@ class Served:
         (self.folder / "config" / "plain.yaml").write_text(yaml.safe_dump(echo_config(**paths)))
         (self.folder / "config" / "wrong.yaml").write_text(yaml.safe_dump(echo_config(**paths, nonsense={"a": 1})))
         (self.folder / "inventory.json").write_text(json.dumps(INVENTORY))
+
+    def write_rows(self, count: int) -> None:
+        """So many rows, for runs that begin from now on."""
+        lines = [json.dumps({"id": f"r{n}", "question": f"say {n}", "reference": n}) for n in range(count)]
+        (self.folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
 
     def start(self, *arguments: str) -> None:
         environment = {
@@ -123,7 +131,8 @@ class Served:
         return found
 
     def wait_for(self, run_id: str, *states: str) -> dict[str, Any]:
-        wait_until(lambda: self.run(run_id)["state"] in states)
+        """Wait until a run is in one of these states, or has ended in another, which then is what comes back."""
+        wait_until(lambda: (state := self.run(run_id)["state"]) in states or state not in ACTIVE)
         return self.run(run_id)
 
     def wait_for_rows(self, run_id: str, least: int = 1) -> dict[str, Any]:

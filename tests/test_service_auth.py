@@ -19,8 +19,8 @@ pytest.importorskip("fastapi", reason="the extra service is not installed")
 pytest.importorskip("prometheus_client", reason="the extra service is not installed")
 
 import httpx2
-from conftest import ROOT, wait_until
-from service_project import Served
+from conftest import ROOT
+from service_project import LASTING, Served
 
 from gristmill.errors import UserError
 from gristmill.service.auth import Bucket, Gate, host_name, is_loopback, read_or_make_token, require_safe_address
@@ -370,13 +370,14 @@ def test_too_many_requests_are_429_with_a_time_to_wait(fresh: Served) -> None:
 
 
 def test_no_token_stands_in_the_log_or_in_what_a_run_is_told(fresh: Served) -> None:
+    fresh.write_rows(LASTING)
     run = fresh.begin()
     fresh.wait_for_rows(run["id"])
     httpx2.get(f"{fresh.url}/v1/runs", headers={"Authorization": "Bearer guessed-secret"})
     with fresh.client as client:
         client.get(f"/v1/runs?token={fresh.token}")
         client.delete(f"/v1/runs/{run['id']}")
-    wait_until(lambda: fresh.run(run["id"])["state"] == "stopped")
+    assert fresh.wait_for(run["id"], "stopped")["state"] == "stopped"
     said = fresh.said() + "".join(path.read_text() for path in (fresh.state / "runs").rglob("*") if path.is_file())
     assert fresh.token not in said
     assert "guessed-secret" not in said

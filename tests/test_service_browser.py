@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra service is not installed")
 pytest.importorskip("prometheus_client", reason="the extra service is not installed")
 
-from service_project import Served
+from service_project import LASTING, Served
 from test_report_browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; apt-get install chromium runs these tests")
@@ -29,7 +29,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     made = Served(tmp_path_factory.mktemp("study") / "here")
-    made.write_project(rows=40)
+    made.write_project(rows=LASTING)
     plain = (made.folder / "config" / "plain.yaml").read_text()
     (made.folder / "config" / f"{HOSTILE.replace('/', '')}.yaml").write_text(plain)
     inventory = [{"name": HOSTILE, "memory_total_mib": 81920, "memory_used_mib": used} for used in (10, 5000)]
@@ -93,7 +93,7 @@ def test_a_run_is_started_its_rows_move_and_it_is_stopped(browser: Browser, serv
     browser.wait(f"{rows} > 0", seconds=120)
     first = browser.run(rows)
     browser.wait(f"{rows} > {first}", seconds=120)
-    assert browser.run("document.querySelector('#runs progress').max") == 40
+    assert browser.run("document.querySelector('#runs progress').max") == LASTING
     browser.run("[...document.querySelectorAll('#runs button')].find((each) => each.innerText === 'Stop').click()")
     browser.wait("document.querySelector('#runs .state').innerText.startsWith('stopping')")
     browser.wait("document.querySelector('#runs .state').innerText.startsWith('stopped, ')", seconds=120)

@@ -19,7 +19,7 @@ pytest.importorskip("prometheus_client", reason="the extra service is not instal
 
 import httpx2
 from conftest import ROOT, wait_until
-from service_project import Served, group_members, is_alive
+from service_project import LASTING, Served, group_members, is_alive
 
 from gristmill import locks
 from gristmill.service.processes import Identity, identify
@@ -63,10 +63,8 @@ def test_a_run_starts_its_rows_move_its_events_say_so_and_its_report_is_there(se
     assert [name for name, _ in served.events(run["id"])] == ["end"]
 
 
-@pytest.mark.skip(
-    reason="alone it passes in seconds; behind the test before it, it waits without end: not understood yet"
-)
 def test_a_second_run_of_one_results_folder_is_409_and_one_of_another_is_not(served: Served) -> None:
+    served.write_rows(LASTING)
     first = served.begin()
     served.wait_for_rows(first["id"])
     (served.folder / "workspaces").mkdir()
@@ -103,6 +101,7 @@ def test_a_results_folder_that_a_snakemake_from_elsewhere_holds_is_409(served: S
 
 
 def test_a_stopped_run_ends_with_all_its_jobs_and_goes_on_where_it_was(served: Served) -> None:
+    served.write_rows(60)
     run = served.begin()
     served.wait_for_rows(run["id"], 2)
     pid = json.loads((served.state / "runs" / run["id"] / "process.json").read_text())["pid"]
@@ -112,7 +111,7 @@ def test_a_stopped_run_ends_with_all_its_jobs_and_goes_on_where_it_was(served: S
         assert client.delete(f"/v1/runs/{run['id']}").status_code in (202, 409)
     stopped = served.wait_for(run["id"], "stopped", "failed", "lost")
     assert stopped["state"] == "stopped"
-    assert 2 <= stopped["done"] < 12
+    assert 2 <= stopped["done"] < 60
     wait_until(lambda: not group_members(pid))
     again = served.begin()
     assert served.wait_for(again["id"], "finished", "failed")["state"] == "finished"
@@ -122,12 +121,12 @@ def test_a_stopped_run_ends_with_all_its_jobs_and_goes_on_where_it_was(served: S
         for line in path.read_text().splitlines()
         if line.startswith('{"key"')
     ]
-    assert len(lines) == 12
+    assert len(lines) == 60
 
 
 def test_a_service_that_ignores_sigint_still_stops_its_runs_by_it(tmp_path: Path) -> None:
     served = Served(tmp_path / "study")
-    served.write_project()
+    served.write_project(LASTING)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does to what it starts in the background
     try:
         served.start()
@@ -152,6 +151,7 @@ def test_a_service_that_ignores_sigint_still_stops_its_runs_by_it(tmp_path: Path
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_service_that_ends_leaves_its_run_alone_and_finds_it_again(served: Served, number: signal.Signals) -> None:
+    served.write_rows(100)
     run = served.begin()
     before = served.wait_for_rows(run["id"])
     served.stop(number)
@@ -180,6 +180,7 @@ def test_a_run_that_ended_while_no_service_was_there_is_known_with_its_exit_stat
 
 
 def test_a_killed_launcher_is_a_lost_run_and_its_results_stay_taken_while_its_snakemake_lives(served: Served) -> None:
+    served.write_rows(60)
     run = served.begin()
     served.wait_for_rows(run["id"])
     pid = json.loads((served.state / "runs" / run["id"] / "process.json").read_text())["pid"]
@@ -234,6 +235,7 @@ def test_a_second_service_of_one_folder_is_refused_in_one_line(served: Served) -
 
 
 def test_a_hundred_event_streams_that_vanish_leave_no_file_and_no_thread(served: Served) -> None:
+    served.write_rows(LASTING)
     run = served.begin()
     served.wait_for_rows(run["id"])
     assert served.process is not None
@@ -379,6 +381,7 @@ def test_what_sigint_does_not_end_gets_sigterm_after_the_grace_time_and_not_befo
 
 
 def test_an_open_event_stream_does_not_hold_up_the_end_of_the_service(served: Served) -> None:
+    served.write_rows(LASTING)
     run = served.begin()
     served.wait_for_rows(run["id"])
     with served.client as client, client.stream("GET", f"/v1/runs/{run['id']}/events", timeout=60) as answer:
