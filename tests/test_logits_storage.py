@@ -11,15 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from gristmill.errors import UserError
 from gristmill.logits import storage
-from gristmill.logits.storage import (
-    FORMAT_VERSION,
-    DamagedLogits,
-    LogitsReader,
-    LogitsRow,
-    LogitsWriter,
-    tokenizer_sha256,
-    vocabulary_size,
-)
+from gristmill.logits.storage import FORMAT_VERSION, DamagedLogits, LogitsReader, LogitsRow, LogitsWriter
+from gristmill.logits.vocabulary import tokenizer_sha256, vocabulary_size
 
 K = 4
 

@@ -31,8 +31,9 @@ from gristmill.engines.loading import idle_gpus, load_model, placement
 from gristmill.engines.ranks import RankGone, Ranks
 from gristmill.engines.static.token_budget import free_bytes, release_memory
 from gristmill.errors import UserError
-from gristmill.logits.storage import Floats, Ints, LogitsRow, vocabulary_size
+from gristmill.logits.storage import Floats, Ints, LogitsRow
 from gristmill.logits.texts import Window
+from gristmill.logits.vocabulary import vocabulary_size
 from gristmill.types import Failure, FailureReason
 
 if TYPE_CHECKING:

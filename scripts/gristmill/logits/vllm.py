@@ -24,8 +24,9 @@ from gristmill.engines.vllm.limits import dtype_of, number_devices, set_environm
 from gristmill.errors import UserError
 from gristmill.files import read_json
 from gristmill.logits.scoring import Kept, kept_count
-from gristmill.logits.storage import LogitsRow, vocabulary_size
+from gristmill.logits.storage import LogitsRow
 from gristmill.logits.texts import Window
+from gristmill.logits.vocabulary import vocabulary_size
 from gristmill.types import Failure
 
 STEP_TOKENS = 2048

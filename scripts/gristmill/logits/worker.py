@@ -24,8 +24,9 @@ from gristmill.live.writing import Live, outcome_numbers
 from gristmill.local_copy import local
 from gristmill.logits import journal
 from gristmill.logits.scoring import Teacher
-from gristmill.logits.storage import FORMAT_VERSION, SHIFT, LogitsRow, tokenizer_sha256
+from gristmill.logits.storage import FORMAT_VERSION, SHIFT, LogitsRow
 from gristmill.logits.texts import Window, keys_of, windows
+from gristmill.logits.vocabulary import tokenizer_sha256
 from gristmill.manifest import installed_versions
 from gristmill.merging import allowed
 from gristmill.planning.workers import Worker, worker_of

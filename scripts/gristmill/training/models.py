@@ -16,7 +16,7 @@ from typing import Any
 from gristmill.config.schema import ModelConfig, TrainingConfig
 from gristmill.engines.chat import ChatEncoder
 from gristmill.errors import UserError
-from gristmill.logits.storage import vocabulary_size
+from gristmill.logits.vocabulary import vocabulary_size
 from gristmill.types import JsonDict
 from gristmill.weights import require_prepared
 

@@ -21,8 +21,8 @@ from gristmill.config.specs import LogitsSpec, TrainingDataSpec
 from gristmill.engines.chat import ChatEncoder
 from gristmill.errors import UserError
 from gristmill.files import atomic_folder, canonical, write_json
-from gristmill.logits.storage import tokenizer_sha256
 from gristmill.logits.texts import window_lines
+from gristmill.logits.vocabulary import tokenizer_sha256
 from gristmill.types import JsonDict
 from gristmill.weights import require_prepared
 
