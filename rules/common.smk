@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snakemake.resources import Resource
 
-from gristmill import GENERATION_VERSION, fence, keys, slurm
+from gristmill import GENERATION_VERSION, fence, invocation, keys, slurm
 from gristmill.gpu import gpus, lease
 from gristmill.grading.custom import module_file
 from gristmill.config import specs
@@ -648,6 +648,7 @@ def begin():
                     jobs_on_cluster(), functools.partial(print, file=sys.stderr), asked_of_all_jobs()
                 )
             fence.claim(os.environ[fence.RUN])
+            invocation.write(sys.argv, config)
         write_bytes("results/plan.txt", text.encode())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -29,7 +29,7 @@ rule report:
         expand("results/logits/{name}/metrics.json", name=CONFIG.logits),
         expand("results/trainings/{name}/metrics.json", name=CONFIG.trainings),
     output:
-        "results/report.html",
+        report("results/report.html", caption="captions/report.rst", category="Report"),
     log:
         "results/logs/report.log",
     localrule: beside("report")
@@ -43,4 +43,4 @@ rule report:
         beside=beside_arguments(),
     shell:
         program("report.py") + " --spec {params.spec:q} {params.runs:q} {params.judges:q} {params.beside:q} "
-        "--out {output:q} > {log:q} 2>&1"
+        "--invocation results/invocation.json --out {output:q} > {log:q} 2>&1"

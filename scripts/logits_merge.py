@@ -14,7 +14,7 @@ import platform
 import time
 from pathlib import Path
 
-from gristmill import __version__
+from gristmill import __version__, checkout
 from gristmill.config.specs import ModelSpec, decode
 from gristmill.errors import run_main
 from gristmill.files import read_json, write_json
@@ -70,6 +70,7 @@ def main() -> None:
             "unit": args.unit,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "gristmill": __version__,
+            "commit": checkout.commit(),
             "logits_version": LOGITS_VERSION,
             "python": platform.python_version(),
             "packages": installed_versions(),

@@ -6,13 +6,15 @@
         --judge arena/direct_vs_worked=results/judges/arena/direct_vs_worked \\
         --jury panel/direct=results/juries/panel/direct \\
         --training tuned=results/trainings/tuned --logits taught=results/logits/taught \\
-        --comparisons results/comparisons.json --rankings results/rankings.json --out results/report.html
+        --comparisons results/comparisons.json --rankings results/rankings.json \\
+        --invocation results/invocation.json --out results/report.html
 
 SPEC is the JSON of gristmill.config.specs.ReportSpec, at the least '{"title": "my report", "max_rows": 2000}'. Only the
 folders given are read: generations.jsonl, grades.jsonl, metrics.json and manifest.json of a run, verdicts.jsonl,
-metrics.json and manifest.json of a judge target, metrics.json of a jury's, a training's and a teacher's logits, and a
-training's steps.jsonl (docs/outputs.md). Comparisons and rankings have to be of the runs and judges that are given.
-Needs no GPU; the same files give the same bytes.
+metrics.json and manifest.json of a judge target, metrics.json of a jury's, metrics.json and manifest.json of a training
+and of a teacher's logits, a training's steps.jsonl, and gpu/ and live/ where they are there (docs/outputs.md).
+Comparisons and rankings have to be of the runs and judges that are given. Needs no GPU; the same files give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("--logits", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--comparisons", type=Path, metavar="FILE")
     parser.add_argument("--rankings", type=Path, metavar="FILE")
+    parser.add_argument("--invocation", type=Path, metavar="FILE", help="shown if it is there")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     runs, judges = named_paths("--run", args.run), named_paths("--judge", args.judge)
@@ -45,7 +48,9 @@ def main() -> None:
         "trainings": named_paths("--training", args.training),
         "logits": named_paths("--logits", args.logits),
     }
-    beside = Beside(named_paths("--jury", args.jury), args.comparisons, args.rankings, **trained)
+    beside = Beside(
+        named_paths("--jury", args.jury), args.comparisons, args.rankings, invocation=args.invocation, **trained
+    )
     size = write_report(decode(ReportSpec, args.spec), runs, judges, args.out, beside)
     print(f"{args.out}: {len(runs)} runs, {len(judges)} judge targets, {size / 1e6:.2f} MB")
 

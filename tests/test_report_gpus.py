@@ -11,8 +11,9 @@ from test_report import always_a, generation, page_of, row, small, words_of, wri
 from gristmill.files import read_json, write_json
 from gristmill.gpu.usage import usage_of
 from gristmill.report import words
+from gristmill.report.axis import Axis
 from gristmill.report.charts import INK, PALETTE, SLATE, draw_timeline
-from gristmill.report.timeline import BLOCKS, Timeline, timeline_of
+from gristmill.report.timeline import BLOCKS, Timeline, read_held, timeline_of
 
 DEVICES = [{"index": n, "uuid": f"GPU-{n}", "name": "Fake H100"} for n in range(2)]
 
@@ -40,7 +41,8 @@ def sum_up(folder: Path) -> None:
 
 
 def timeline(folders: dict[str, Path]) -> Timeline:
-    found = timeline_of(folders)
+    held = read_held(folders)
+    found = timeline_of(held, Axis(held.spans))
     assert found is not None
     return found
 
@@ -102,7 +104,7 @@ def test_a_pause_of_a_night_is_cut_short_and_marked(tmp_path: Path) -> None:
 
 
 def test_no_samples_make_no_timeline(tmp_path: Path) -> None:
-    assert timeline_of({"plain": tmp_path / "not there"}) is None
+    assert timeline_of(read_held({"plain": tmp_path / "not there"}), Axis([])) is None
 
 
 def test_a_single_sample_can_be_drawn(tmp_path: Path) -> None:

@@ -36,6 +36,17 @@ TEACHER: dict[str, Any] = {
     "score_seconds": 12.0,
 }  # fmt: skip
 
+GPUS = [{"index": 1, "name": "Fake H100"}]
+MANIFEST: dict[str, Any] = {
+    "created": "2026-01-02T03:04:05Z", "gristmill": "0.1.0", "commit": "0123456789abcdef-dirty", "python": "3.11.9",
+    "packages": {"torch": "2.9.0"}, "devices": GPUS, "spec": {"training": {"seed": 7, "dtype": "bfloat16"}},
+    "start": {"name": "small", "source": "org/small", "commit": "fedcba", "weights_hash": "ab" * 16},
+}  # fmt: skip
+LOGITS_MANIFEST: dict[str, Any] = {
+    "created": "2026-01-02T03:04:05Z", "gristmill": "0.1.0", "weights": {"source": "org/large"},
+    "workers": [{"shard": "1-of-1", "host": "node1", "engine": "transformers", "devices": GPUS, "dtype": "float32"}],
+}  # fmt: skip
+
 
 def steps(count: int = 40) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = [{"step": 0, "evaluation_loss": 9.5}]
@@ -48,13 +59,16 @@ def steps(count: int = 40) -> list[dict[str, Any]]:
 def trained(root: Path, name: str = "tuned", **changes: Any) -> Folders:
     folder = root / "trainings" / name
     write_json(folder / "metrics.json", METRICS | {"training": name} | changes)
+    write_json(folder / "model" / "training" / "manifest.json", MANIFEST)
     write_jsonl(folder / "steps.jsonl", steps())
     return {name: folder}
 
 
 def taught(root: Path, **changes: Any) -> Folders:
-    write_json(root / "logits" / "taught" / "metrics.json", TEACHER | changes)
-    return {"taught": root / "logits" / "taught"}
+    folder = root / "logits" / "taught"
+    write_json(folder / "metrics.json", TEACHER | changes)
+    write_json(folder / "manifest.json", LOGITS_MANIFEST)
+    return {"taught": folder}
 
 
 def three(root: Path) -> Folders:
@@ -235,3 +249,17 @@ def test_the_program_takes_trainings_and_logits(tmp_path: Path) -> None:
     found = section((tmp_path / "report.html").read_text(), "trainings")
     assert "Teachers’ log-probabilities" in found
     assert json.loads(encode(told))["trainings"]["tuned"]["base"] == "small"
+
+
+def test_trainings_and_teachers_have_their_lines_of_provenance(tmp_path: Path) -> None:
+    beside = Beside(trainings=trained(tmp_path), logits=taught(tmp_path))
+    told = spec().model_copy(update={"trainings": {"tuned": ORIGIN}})
+    text = words_of(section(render(gather(told, small(tmp_path)[0], {}, beside)), "provenance"))
+    assert "gristmill 0.1.0 (0123456789ab, edited)" in text
+    assert "torch 2.9.0" in text
+    line = (
+        "tuned training · 2026-01-02 03:04 small org/small @ fedcba abababababababab distill bfloat16 Fake H100 (1) 7 –"
+    )
+    assert f"{line} 1 min 01 s 2,040.4" in text
+    line = "taught logits · 2026-01-02 03:04 large org/large – transformers float32 Fake H100 (1) – 12"
+    assert f"{line} 12.0 s 360.1" in text

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gristmill import GENERATION_VERSION, __version__, journal
+from gristmill import GENERATION_VERSION, __version__, checkout, journal
 from gristmill.config.specs import ModelSpec
 from gristmill.types import FAILURE_REASONS, NO_EARLIER_ANSWER, JsonDict
 
@@ -46,6 +46,7 @@ def manifest(unit: str, spec: ModelSpec, weights: JsonDict, tally: Tally, journa
         "unit": unit,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "gristmill": __version__,
+        "commit": checkout.commit(),
         "generation_version": GENERATION_VERSION,
         "python": platform.python_version(),
         "packages": installed_versions(),

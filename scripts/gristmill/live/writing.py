@@ -5,9 +5,10 @@
         live.count(lambda: {"done": …, "tokens": …})
         live.tell("running", engine="static")
 
-- The first line says who this is and what is known of the job; when that changes, the file begins anew. Then a line
+- The first line says who this is and what is known of the job; when that changes, it is written anew. Then a line
   every EVERY_S when numbers changed, and one every BEAT_S when none did: that is how other hosts see that a job lives.
-- It begins anew too when it is MOST_BYTES long: nothing grows for days, and a reader needs the end only.
+- At MOST_BYTES every second line is dropped: nothing grows for days, and the file still tells of the whole job.
+- What an earlier attempt said moves to live/earlier/ if it made tokens, so that a report shows all of the work.
 - One writer, by the shard's lock. Nothing depends on the file: a full disk is said once, and the job goes on. It is
   kept open, so that a results folder that is removed meanwhile does not come back.
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 from gristmill.errors import UserError
 from gristmill.files import dumps
+from gristmill.live.files import Ends, count, json_object, number
 from gristmill.live.snapshot import WorkerState
 from gristmill.progress import Progress, log
 from gristmill.stopping import Interrupted
@@ -33,6 +35,8 @@ from gristmill.types import JsonDict
 FORMAT = 1
 EVERY_S, BEAT_S = 2.0, 10.0
 MOST_BYTES = 256 * 1024
+#: Below live/: what earlier attempts said.
+EARLIER = "earlier"
 #: Of one error's text.
 ERROR_CHARACTERS = 300
 
@@ -50,6 +54,7 @@ class Live:
         self._said: JsonDict = {}
         self._said_at = 0.0
         self._fd: int | None = None
+        self._lines: list[bytes] = []
         self._size = 0
         self._refused = False
         self._lock = threading.Lock()
@@ -113,14 +118,17 @@ class Live:
         return dumps({"at": round(time.time(), 3), "phase": self._phase, **self._count(), **(more or {})}) + b"\n"
 
     def _begin(self, more: JsonDict | None = None) -> None:
-        """Write the file from its first line on."""
-        data = dumps({"gristmill_live": FORMAT, **self._about}) + b"\n" + self._line(more)
+        """Write the file from its first line on, with one line more."""
         try:
             if self._fd is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
+                _set_aside(self._path)
                 self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            os.ftruncate(self._fd, 0)
-            self._size = os.pwrite(self._fd, data, 0)
+            self._lines.append(self._line(more))
+            data = dumps({"gristmill_live": FORMAT, **self._about}) + b"\n" + b"".join(self._lines)
+            os.pwrite(self._fd, data, 0)
+            os.ftruncate(self._fd, len(data))
+            self._size = len(data)
         except OSError as error:
             self._refuse(error)
 
@@ -128,10 +136,13 @@ class Live:
         if self._fd is None:
             return
         if self._size > MOST_BYTES:
+            self._lines = self._lines[::2]
             self._begin(more)
             return
+        line = self._line(more)
         try:
-            self._size += os.pwrite(self._fd, self._line(more), self._size)
+            self._size += os.pwrite(self._fd, line, self._size)
+            self._lines.append(line)
         except OSError as error:
             self._refuse(error)
 
@@ -139,6 +150,18 @@ class Live:
         if not self._refused:
             log(f"{self._path} cannot be written: {error.strerror}; the job goes on, but nobody sees how far it is")
         self._refused = True
+
+
+def _set_aside(path: Path) -> None:
+    """Move an earlier attempt's file away, if it has tokens to tell of."""
+    earlier = Ends(path)
+    earlier.look()
+    made = [count(line.get("tokens")) for line in map(json_object, earlier.last) if line is not None]
+    if any(made):
+        begun = number((json_object(earlier.first) or {}).get("begun_unix_s")) or earlier.mtime
+        folder = path.parent / EARLIER
+        folder.mkdir(exist_ok=True)
+        path.replace(folder / f"{path.stem}.{begun:.3f}{path.suffix}")
 
 
 def outcome_numbers(progress: Progress, engine: object, total: int) -> Callable[[], JsonDict]:

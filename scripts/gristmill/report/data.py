@@ -14,13 +14,24 @@ from pathlib import Path
 from gristmill.config.schema import SamplingConfig
 from gristmill.config.specs import ReportJudge, ReportSpec
 from gristmill.errors import UserError
+from gristmill.report.axis import Axis
 from gristmill.report.comparisons import Family, read_comparisons
-from gristmill.report.inputs import GpuUsage, JudgeMetrics, Manifest, RunMetrics, Score, read_file, read_manifest
+from gristmill.report.inputs import (
+    GpuUsage,
+    Invocation,
+    JudgeMetrics,
+    Manifest,
+    RunMetrics,
+    Score,
+    read_file,
+    read_manifest,
+)
 from gristmill.report.juries import Jury, read_juries
 from gristmill.report.rankings import Ranking, read_rankings
 from gristmill.report.rows import Browser, JudgeFiles, RunFiles, Shown, join_rows, slice_columns
-from gristmill.report.timeline import Timeline, timeline_of
-from gristmill.report.trainings import TeacherMetrics, Training, read_teachers, read_trainings
+from gristmill.report.throughput import Throughput, read_jobs, throughput_of
+from gristmill.report.timeline import Timeline, read_held, timeline_of
+from gristmill.report.trainings import Teacher, Training, read_teachers, read_trainings
 from gristmill.report.words import Swaps
 from gristmill.types import JsonDict
 
@@ -36,6 +47,7 @@ class Beside:
     rankings: Path | None = None
     trainings: Mapping[str, Path] = field(default_factory=dict)
     logits: Mapping[str, Path] = field(default_factory=dict)
+    invocation: Path | None = None  # of the Snakemake; a file that is not there is not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +97,13 @@ class Report:
     shown: list[Shown]
     rows: list[JsonDict]
     timeline: Timeline | None = None
+    throughput: Throughput | None = None
     comparisons: list[Family] = field(default_factory=list)
     rankings: list[Ranking] = field(default_factory=list)
     juries: list[Jury] = field(default_factory=list)
     trainings: list[Training] = field(default_factory=list)
-    teachers: dict[str, TeacherMetrics] = field(default_factory=dict)
+    teachers: list[Teacher] = field(default_factory=list)
+    invocation: Invocation | None = None
 
     @property
     def gpu_usage(self) -> dict[str, GpuUsage]:
@@ -135,6 +149,11 @@ def gather(
     judge_files = [JudgeFiles(folder, read_file(JudgeMetrics, folder / "metrics.json")) for folder in judges.values()]
     browser = join_rows(run_files, judge_files, spec.max_rows)
     shown_runs = [_run(spec, number, files) for number, files in enumerate(run_files)]
+    units = {**runs, **judges}
+    asked = units | {f"logits/{name}": folder for name, folder in beside.logits.items()}
+    held = read_held({name: folder / "gpu" for name, folder in units.items()})
+    jobs = read_jobs({name: folder / "live" for name, folder in asked.items()})
+    axis = Axis([*held.spans, *(job.span for job in jobs)])
     return Report(
         title=spec.title,
         runs=shown_runs,
@@ -142,7 +161,8 @@ def gather(
         slices=slices(shown_runs),
         shown=browser.shown,
         rows=browser.rows,
-        timeline=timeline_of({name: folder / "gpu" for name, folder in (*runs.items(), *judges.items())}),
+        timeline=timeline_of(held, axis),
+        throughput=throughput_of(jobs, axis),
         comparisons=read_comparisons(beside.comparisons, runs),
         rankings=read_rankings(beside.rankings, runs, {files.metrics.judge for files in judge_files}),
         juries=read_juries(
@@ -150,7 +170,12 @@ def gather(
         ),
         trainings=read_trainings(beside.trainings, spec.trainings),
         teachers=read_teachers(beside.logits),
+        invocation=_invocation(beside.invocation),
     )
+
+
+def _invocation(path: Path | None) -> Invocation | None:
+    return read_file(Invocation, path) if path is not None and path.exists() else None
 
 
 def _run_files(name: str, folder: Path) -> RunFiles:

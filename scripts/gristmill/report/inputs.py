@@ -192,10 +192,11 @@ class JudgeMetrics(InputFile):
 
 
 class Manifest(InputFile):
-    """manifest.json of a run or a judge target; `raw` is the file as it was."""
+    """manifest.json of a run, a judge target, a teacher's logits or a training; `raw` is the file as it was."""
 
     created: str | None = None
     gristmill: str | None = None
+    commit: str | None = None
     python: str | None = None
     packages: dict[str, Any] = {}
     spec: JsonDict = {}
@@ -209,7 +210,20 @@ class Manifest(InputFile):
     completion_tokens: int | None = None
     seconds: float | None = None
     workers: list[JsonDict] = []
+    #: Of a training: its GPUs, and the model that it began from.
+    devices: list[JsonDict] = []
+    start: JsonDict = {}
     raw: JsonDict = {}
+
+
+class Invocation(InputFile):
+    """results/invocation.json: how Snakemake was called last, and with what config."""
+
+    started: str
+    command: str
+    gristmill: str
+    commit: str | None = None
+    config: JsonDict
 
 
 M = TypeVar("M", bound=InputFile)

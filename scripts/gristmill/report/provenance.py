@@ -1,4 +1,4 @@
-"""How every number came to be: one entry for each run and judge target, from its manifest.
+"""How every number came to be: one entry for each run, judge target, teacher and training, from its manifest.
 
 - Short facts stand in a table; the manifest itself is shown whole under each entry, so that nothing is left out.
 - Facts that all workers share are said once; where they differ, each is named.
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.config.schema import SamplingConfig
 from gristmill.report.data import Report
 from gristmill.report.inputs import Manifest
+from gristmill.report.trainings import Teacher, Training
 from gristmill.report.words import NONE, as_text, decimal
 from gristmill.types import JsonDict
 
@@ -39,7 +40,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One run or judge target."""
+    """One run, judge target, teacher's logits or training."""
 
     name: str
     kind: str
@@ -53,25 +54,65 @@ class Unit:
     engine: str
     dtype: str
     devices: str
+    seconds: float | None
     speed: str
     workers: list[Worker]
     raw: str
 
 
 def units(report: Report) -> list[Unit]:
-    """The runs, then the judge targets."""
+    """The runs, then the judge targets, the teachers and the trainings."""
     runs = [_unit(run.name, "run", run.metrics.model, run.manifest, run.sampling) for run in report.runs]
-    return runs + [_unit(judge.name, "judge", judge.metrics.model, judge.manifest, None) for judge in report.judges]
+    judges = [_unit(judge.name, "judge", judge.metrics.model, judge.manifest, None) for judge in report.judges]
+    return [*runs, *judges, *map(_teacher, report.teachers), *map(_training, report.trainings)]
 
 
 def versions(report: Report) -> list[str]:
     """Every version of gristmill, Python and the packages that had a part, each once: `torch 2.11.0`."""
     manifests = [run.manifest for run in report.runs] + [judge.manifest for judge in report.judges]
+    manifests += [teacher.manifest for teacher in report.teachers] + [each.manifest for each in report.trainings]
     found: dict[str, None] = {}
     for manifest in manifests:
-        named = {"gristmill": manifest.gristmill, "Python": manifest.python, **manifest.packages}
+        commit = None if manifest.commit is None else f"{manifest.gristmill} ({short(manifest.commit)})"
+        named = {"gristmill": commit or manifest.gristmill, "Python": manifest.python, **manifest.packages}
         found |= {f"{name} {version}": None for name, version in named.items() if version is not None}
     return list(found)
+
+
+def short(commit: str) -> str:
+    """`0123456789ab`, and whether files were edited: `0123456789ab, edited`."""
+    return commit[:12] + (", edited" if commit.endswith("-dirty") else "")
+
+
+def _teacher(teacher: Teacher) -> Unit:
+    made = _unit(teacher.name, "logits", teacher.metrics.teacher, teacher.manifest, None)
+    positions, seconds = teacher.metrics.positions, teacher.metrics.score_seconds
+    speed = decimal(positions / seconds, 1) if seconds else NONE
+    return replace(made, answers=teacher.metrics.rows, seconds=seconds, speed=speed)
+
+
+def _training(training: Training) -> Unit:
+    """A training has no workers: its processes stand for one job."""
+    manifest, metrics = training.manifest, training.metrics
+    recipe = manifest.spec.get("training") or {}
+    return Unit(
+        name=training.name,
+        kind="training",
+        manifest=manifest,
+        sampling=None,
+        seed=recipe.get("seed"),
+        answers=None,
+        model=training.origin.base or "from scratch",
+        source=_source(manifest.start),
+        weights_hash=as_text(manifest.start.get("weights_hash") or NONE),
+        engine=metrics.objective,
+        dtype=_all(as_text(recipe[name]) for name in ("dtype", "mixed_precision") if recipe.get(name)),
+        devices=_devices(manifest.devices),
+        seconds=metrics.seconds,
+        speed=decimal(metrics.tokens_per_second, 1),
+        workers=[],
+        raw=json.dumps(manifest.raw, indent=2, ensure_ascii=False),
+    )
 
 
 def _unit(name: str, kind: str, model: str, manifest: Manifest, sampling: SamplingConfig | None) -> Unit:
@@ -84,22 +125,22 @@ def _unit(name: str, kind: str, model: str, manifest: Manifest, sampling: Sampli
         seed=sampling.seed if manifest.seed is None and sampling else manifest.seed,
         answers=manifest.requests if manifest.completions is None else manifest.completions,
         model=model,
-        source=_source(manifest),
+        source=_source(manifest.weights),
         weights_hash=as_text(manifest.weights.get("weights_hash") or NONE),
         engine=_all(worker.engine for worker in workers),
         dtype=_all(worker.dtype for worker in workers),
         devices=SERVED
         if any("served" in worker for worker in manifest.workers)
         else _devices([device for worker in manifest.workers for device in worker.get("devices") or []]),
-        speed=_speed([worker.tokens_per_s for worker in workers if worker.tokens_per_s is not None]),
+        seconds=manifest.seconds,
+        speed=spread([worker.tokens_per_s for worker in workers if worker.tokens_per_s is not None]),
         workers=workers,
         raw=json.dumps(manifest.raw, indent=2, ensure_ascii=False),
     )
 
 
-def _source(manifest: Manifest) -> str:
+def _source(weights: JsonDict) -> str:
     """`org/model @ commit`, or what is known of it."""
-    weights = manifest.weights
     pinned = weights.get("commit") or weights.get("revision")
     source = weights.get("source") or weights.get("served_model")
     return " @ ".join(as_text(part) for part in (source, pinned) if part) or NONE
@@ -119,7 +160,7 @@ def _worker(worker: JsonDict) -> Worker:
     )
 
 
-def _speed(speeds: list[float]) -> str:
+def spread(speeds: list[float]) -> str:
     """`23.1`, or `22.8–23.4` over several workers."""
     if not speeds:
         return NONE

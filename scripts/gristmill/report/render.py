@@ -29,7 +29,7 @@ from gristmill.report.data import Beside, Judge, Report, Run, Slice, gather
 from gristmill.report.inputs import Bounds
 from gristmill.report.judged import Measure
 from gristmill.report.labelled import labelled, sampled, sampled_columns
-from gristmill.report.provenance import units, versions
+from gristmill.report.provenance import short, spread, units, versions
 from gristmill.report.trainings import Measured, Training, lineups
 from gristmill.thinking import UNCLOSED
 
@@ -115,6 +115,10 @@ def render(report: Report) -> str:
             sampled=several,
             sampled_columns=sampled_columns(several),
             timeline=_timeline(report),
+            throughput=_throughput(report),
+            spread=spread,
+            max_panels=charts.MAX_PANELS,
+            max_lines=charts.MAX_LINES,
             trainings=[_training_view(training) for training in report.trainings],
             lineups=lineups(report.trainings, report.runs, report.comparisons),
             units=units(report),
@@ -167,6 +171,7 @@ def _environment() -> Environment:
         "count": words.count,
         "decimal": words.decimal,
         "duration": words.duration,
+        "short": short,
         "energy": words.energy,
         "sentence": words.sentence,
         "svg": Markup,
@@ -216,6 +221,13 @@ def _timeline(report: Report) -> Drawing | None:
         return None
     colours = {run.name: run.colour for run in report.runs}
     return charts.draw_timeline(report.timeline, [colours.get(unit) for unit in report.timeline.units])
+
+
+def _throughput(report: Report) -> Drawing | None:
+    if report.throughput is None:
+        return None
+    colours = {run.name: run.colour for run in report.runs}
+    return charts.draw_throughput(report.throughput, [colours.get(lane.unit) for lane in report.throughput.lanes])
 
 
 def _outcome(judge: Judge, colour: Mapping[str, int]) -> Drawing | None:

@@ -1,22 +1,20 @@
 """When which GPU worked for what, from the samples of all runs and judges, small enough to draw.
 
 - A lane is a GPU of a host, a span is a job's hold of it, a block is its mean utilization over one of BLOCKS stretches.
-- The axis is wall-clock time without the pauses: where no job ran for long, CUT of the working time stands for it.
 - Samples are read twice, first for the spans and then for the blocks, so that a week of them needs no memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.gpu.usage import read_folder
+from gristmill.report.axis import Axis, Stretch
 from gristmill.types import JsonDict
 
 BLOCKS = 200
-#: What a pause is drawn as, in shares of the working time; shorter ones are drawn as they were.
-CUT = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,46 +51,39 @@ class _Job:
     last: float
 
 
-class _Axis:
-    """Wall-clock seconds → seconds on the axis."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Which job held which GPU from when to when."""
 
-    def __init__(self, jobs: Sequence[_Job]) -> None:
-        self._stretches = _union(jobs)
-        cut = CUT * sum(end - start for start, end in self._stretches)
-        self._offsets, self.cuts, place = [], [], 0.0
-        for number, (start, end) in enumerate(self._stretches):
-            pause = start - self._stretches[number - 1][1] if number else 0.0
-            if pause > cut:
-                self.cuts.append(place + cut / 2)
-            place += min(pause, cut)
-            self._offsets.append(place - start)
-            place += end - start
-        self.seconds = place
+    folders: Mapping[str, Path]
+    lanes: dict[str, int] = field(default_factory=dict)
+    jobs: dict[tuple[str, str], _Job] = field(default_factory=dict)
 
-    def at(self, time: float) -> float:
-        """The place of a time within a stretch."""
-        for (_, end), offset in zip(self._stretches, self._offsets, strict=True):
-            if time <= end:
-                return time + offset
-        return self.seconds
+    @property
+    def spans(self) -> list[Stretch]:
+        """From when to when each job held a GPU."""
+        return [(job.first, job.last) for job in self.jobs.values()]
 
 
-def timeline_of(folders: Mapping[str, Path]) -> Timeline | None:
-    """The timeline of the units' folders of samples; None when there is no sample.
+def read_held(folders: Mapping[str, Path]) -> Held:
+    """Read the units' folders of samples once.
 
     Args:
         folders: unit → its gpu/ folder, which need not exist.
     """
-    lanes: dict[str, int] = {}
-    jobs: dict[tuple[str, str], _Job] = {}
+    held = Held(folders)
     for unit, folder in enumerate(folders.values()):
-        _read_jobs(folder, unit, lanes, jobs)
-    if not jobs:
+        _read_jobs(folder, unit, held.lanes, held.jobs)
+    return held
+
+
+def timeline_of(held: Held, axis: Axis) -> Timeline | None:
+    """The timeline on an axis that has all of its spans; None when there is no sample."""
+    if not held.jobs:
         return None
-    axis = _Axis(list(jobs.values()))
-    spans = [Span(job.lane, job.unit, axis.at(job.first), axis.at(job.last)) for job in jobs.values()]
-    blocks = _blocks(list(folders.values()), jobs, axis)
-    return Timeline(list(lanes), list(folders), spans, blocks, axis.cuts, axis.seconds)
+    spans = [Span(job.lane, job.unit, axis.at(job.first), axis.at(job.last)) for job in held.jobs.values()]
+    blocks = _blocks(list(held.folders.values()), held.jobs, axis)
+    return Timeline(list(held.lanes), list(held.folders), spans, blocks, axis.cuts, axis.seconds)
 
 
 def _read_jobs(folder: Path, unit: int, lanes: dict[str, int], jobs: dict[tuple[str, str], _Job]) -> None:
@@ -114,7 +105,7 @@ def _lane_name(header: JsonDict, gpu: JsonDict) -> str:
     return f"{header['host']} · GPU {gpu['index']}{part} · {gpu['name']}"
 
 
-def _blocks(folders: Sequence[Path], jobs: Mapping[tuple[str, str], _Job], axis: _Axis) -> list[Span]:
+def _blocks(folders: Sequence[Path], jobs: Mapping[tuple[str, str], _Job], axis: Axis) -> list[Span]:
     """Mean utilization of each job over the stretches of the axis; a sample counts where it was taken."""
     width = axis.seconds / BLOCKS
     sums: dict[tuple[str, str, int], list[float]] = {}
@@ -130,17 +121,6 @@ def _blocks(folders: Sequence[Path], jobs: Mapping[tuple[str, str], _Job], axis:
     ]
 
 
-def _within(job: _Job, start: float, width: float, axis: _Axis) -> tuple[float, float]:
+def _within(job: _Job, start: float, width: float, axis: Axis) -> tuple[float, float]:
     """A block's stretch, not longer than its job."""
     return max(start, axis.at(job.first)), min(start + width, axis.at(job.last))
-
-
-def _union(jobs: Sequence[_Job]) -> list[tuple[float, float]]:
-    """The stretches of time in which any job ran."""
-    found: list[tuple[float, float]] = []
-    for job in sorted(jobs, key=lambda job: job.first):
-        if found and job.first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], job.last))
-        else:
-            found.append((job.first, job.last))
-    return found

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gristmill.config.specs import ReportTraining
 from gristmill.errors import UserError
 from gristmill.report.comparisons import Comparison, Family
-from gristmill.report.inputs import Bounds, InputFile, read_file
+from gristmill.report.inputs import Bounds, InputFile, Manifest, read_file, read_manifest
 from gristmill.report.words import count
 from gristmill.training.logs import read_steps
 from gristmill.types import JsonDict
@@ -139,8 +139,18 @@ class Training:
     name: str
     folder: Path
     metrics: TrainingMetrics
+    manifest: Manifest
     origin: ReportTraining
     curve: dict[str, list[Point]]
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """What a teacher left."""
+
+    name: str
+    metrics: TeacherMetrics
+    manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,24 +192,25 @@ def _training(name: str, folder: Path, origin: ReportTraining) -> Training:
     metrics = read_file(TrainingMetrics, path)
     if metrics.training != name:
         raise UserError(f"{path} is of training {metrics.training!r}, not {name!r}; check --training {name}={folder}")
-    return Training(name, folder, metrics, origin, curve(read_steps(folder / "steps.jsonl")))
+    manifest = read_manifest(folder / "model" / "training" / "manifest.json")
+    return Training(name, folder, metrics, manifest, origin, curve(read_steps(folder / "steps.jsonl")))
 
 
-def read_teachers(folders: Mapping[str, Path]) -> dict[str, TeacherMetrics]:
-    """Logits → their numbers.
+def read_teachers(folders: Mapping[str, Path]) -> list[Teacher]:
+    """What the teachers left, in the order of the folders.
 
     Raises:
         UserError: a file is missing or broken, or is of other logits.
     """
-    return {name: _teacher(name, folder) for name, folder in folders.items()}
+    return [_teacher(name, folder) for name, folder in folders.items()]
 
 
-def _teacher(name: str, folder: Path) -> TeacherMetrics:
+def _teacher(name: str, folder: Path) -> Teacher:
     path = folder / "metrics.json"
     metrics = read_file(TeacherMetrics, path)
     if metrics.unit != f"logits/{name}":
         raise UserError(f"{path} is of {metrics.unit}, not logits/{name}; check --logits {name}={folder}")
-    return metrics
+    return Teacher(name, metrics, read_manifest(folder / "manifest.json"))
 
 
 def curve(lines: Iterable[JsonDict]) -> dict[str, list[Point]]:

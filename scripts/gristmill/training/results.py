@@ -12,7 +12,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from gristmill import __version__
+from gristmill import __version__, checkout
 from gristmill.files import atomic_folder, write_bytes, write_json
 from gristmill.manifest import installed_versions
 from gristmill.training import TRAINING_VERSION, checkpoint, models
@@ -135,6 +135,7 @@ def _manifest(done: Training, metrics: JsonDict) -> JsonDict:
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "gristmill": __version__,
+        "commit": checkout.commit(),
         "training_version": TRAINING_VERSION,
         "python": platform.python_version(),
         "packages": installed_versions(),
