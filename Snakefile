@@ -29,6 +29,12 @@ if not workflow.config_settings.configfiles:
 
 
 include: "rules/common.smk"
+include: "rules/helpers/jobs.smk"
+include: "rules/helpers/units.smk"
+include: "rules/helpers/logits.smk"
+include: "rules/helpers/trainings.smk"
+include: "rules/helpers/results.smk"
+include: "rules/helpers/begin.smk"
 include: "rules/split.smk"
 include: "rules/generate.smk"
 include: "rules/merge.smk"

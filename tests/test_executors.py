@@ -42,7 +42,7 @@ def test_a_generic_cluster_gets_standard_resources_and_its_jobs_part_one_hosts_g
 
 
 def test_no_rule_names_what_only_slurm_has() -> None:
-    for path in sorted((ROOT / "rules").glob("*.smk")):
+    for path in sorted((ROOT / "rules").rglob("*.smk")):
         code = [line.partition("#")[0] for line in path.read_text().splitlines()]
         named = [line for line in code if "slurm_" in line or "SLURM_" in line or "sbatch" in line]
         assert named == [], Path(path).name
