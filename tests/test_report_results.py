@@ -398,7 +398,7 @@ def test_the_report_of_a_config_with_everything_has_every_section(everything: Pr
     names = re.findall(r'<section id="(\w+)"', text)
     assert names == [
         *("results", "comparisons", "labels", "categories", "judges", "pairs", "rankings", "juries"),
-        *("samples", "provenance"),
+        *("samples", "throughput", "provenance"),
     ]
     assert re.findall(r'<a href="#(\w+)">', text) == names
     assert "pass@4" in words_of(section(text, "results"))

@@ -2,5 +2,5 @@
 
 inputs.py, comparisons.py, rankings.py and juries.py read the files, rows.py and lines.py join answers and verdicts for
 the sample browser, data.py gathers it all, words.py, labelled.py and judged.py turn numbers into text, charts draws,
-render.py fills report.html.jinja and the templates that it includes. Needs no GPU and no model.
+render.py fills the templates of page/. Needs no GPU and no model.
 """

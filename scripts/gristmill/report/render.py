@@ -33,7 +33,7 @@ from gristmill.report.provenance import short, spread, units, versions
 from gristmill.report.trainings import Measured, Training, lineups
 from gristmill.thinking import UNCLOSED
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "page"
 
 
 @dataclass(frozen=True, slots=True)
