@@ -39,6 +39,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_a_run_starts_its_rows_move_its_events_say_so_and_its_report_is_there(served: Served) -> None:
+    served.write_rows(60)
     run = served.begin(cores=2, gpus=1)
     assert (run["config"], run["kinds"], run["state"]) == ("plain.yaml", ["generation"], "starting")
     with served.client as client:
@@ -46,18 +47,20 @@ def test_a_run_starts_its_rows_move_its_events_say_so_and_its_report_is_there(se
     seen = list(served.events(run["id"]))
     done = [state["done"] for name, state in seen if name == "progress"]
     assert done == sorted(done)
-    assert len({each for each in done if 0 < each < 12}) >= 3
+    assert len({each for each in done if 0 < each < 60}) >= 3
     assert [name for name, _ in seen if name != "progress"] == ["end"]
     last = seen[-1][1]
-    assert (last["state"], last["exit_code"], last["rows"], last["done"], last["failed"]) == ("finished", 0, 12, 12, 0)
-    assert last["units"] == [{"unit": "runs/plain", "rows": 12, "done": 12, "failed": 0}]
+    assert (last["state"], last["exit_code"], last["rows"], last["done"], last["failed"]) == ("finished", 0, 60, 60, 0)
+    [unit] = last["units"]
+    assert (unit["unit"], unit["kind"], unit["state"], unit["rows"]) == ("runs/plain", "run", "done", 60)
+    assert (unit["worker_states"], unit["workers"], unit["tokens"]) == ({"done": 1}, [], 120)
     with served.client as client:
         report = client.get(f"/v1/runs/{run['id']}/report")
         assert report.text == (served.folder / "results" / "report.html").read_text()
         assert report.headers["content-security-policy"].startswith("sandbox allow-scripts;")
         [entry] = client.get("/v1/history").json()
         assert entry["run"]["id"] == run["id"]
-        assert entry["rows_per_second"] == pytest.approx(12 / entry["seconds"])
+        assert entry["rows_per_second"] == pytest.approx(60 / entry["seconds"])
         assert client.get("/v1/history", params={"before": run["id"]}).json() == []
         assert client.delete(f"/v1/runs/{run['id']}").status_code == 409
     assert [name for name, _ in served.events(run["id"])] == ["end"]
