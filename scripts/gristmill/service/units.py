@@ -106,7 +106,7 @@ class UnitView(BaseModel):
     errors: list[str] = Field(description="the last few, the newest last")
     worker_states: dict[WorkerState, int] = Field(description="how many of all its workers are in each state")
     workers: list[WorkerView] = Field(
-        description="all in GET /v1/runs/{id} of a run at work; elsewhere those that are not done, at most "
+        description="all in GET /v1/runs/{id} of a run at work; elsewhere those that are not done, of units that are not, at most "
         f"{MOST_WORKERS} of a run, failed ones first"
     )
 
@@ -132,7 +132,8 @@ class UnitView(BaseModel):
 
 def cut(units: Sequence[UnitView]) -> list[UnitView]:
     """The units with the workers that are looked at first, at most MOST_WORKERS of all units together."""
-    found = [(place, worker) for place, unit in enumerate(units) for worker in unit.workers if worker.state != "done"]
+    at_work = [(place, unit) for place, unit in enumerate(units) if unit.state != "done"]
+    found = [(place, worker) for place, unit in at_work for worker in unit.workers if worker.state != "done"]
     found.sort(key=lambda pair: WORKER_ORDER.index(pair[1].state))
     kept = defaultdict[int, list[WorkerView]](list)
     for place, worker in found[:MOST_WORKERS]:
