@@ -22,6 +22,7 @@ from conftest import ROOT, wait_until
 from service_project import LASTING, Served, group_members, is_alive
 
 from gristmill import locks
+from gristmill.service.models import RunView
 from gristmill.service.processes import Identity, identify
 from gristmill.service.runs import Runs
 from gristmill.service.settings import Settings
@@ -227,6 +228,23 @@ def test_torn_files_of_a_run_do_not_keep_the_service_from_starting(served: Serve
         assert client.get("/v1/runs").json() == []
         assert client.get(f"/v1/runs/{broken.name}").status_code == 404
     assert f"{broken} is no run" in served.said()
+
+
+def test_a_run_of_a_version_before_is_found_with_its_rows_and_one_with_units_of_another_kind_is_left_out(
+    tmp_path: Path,
+) -> None:
+    units = {"20260101T000000Z-aaaaaa": [{"unit": "runs/a", "rows": 12, "done": 7, "failed": 2}]}
+    units["20260101T000000Z-bbbbbb"] = [{"unit": "elsewhere", "rows": 1, "done": 1, "failed": 0}]
+    for name, known in units.items():
+        folder = tmp_path / "state" / "runs" / name
+        folder.mkdir(parents=True)
+        run = dict.fromkeys(("config", "directory", "results"), "a") | {"created": 0, "command": []}
+        (folder / "run.json").write_text(json.dumps(run))
+        (folder / "ended.json").write_text(json.dumps({"exit_code": 1, "ended": 5.0, "units": known}))
+    [found] = Runs(Settings(tmp_path, tmp_path, tmp_path / "state", tmp_path / "token"), print).all()
+    view = RunView.of(found)
+    assert (view.state, view.rows, view.done, view.failed) == ("failed", 12, 7, 2)
+    assert [(unit.unit, unit.state, unit.tokens) for unit in view.units] == [("runs/a", "stopped", None)]
 
 
 def test_a_second_service_of_one_folder_is_refused_in_one_line(served: Served) -> None:
