@@ -2,8 +2,8 @@
 
 - Texts of workers, servers and logs are cleaned as in a terminal (live/words.py); they are data, never markup.
 - What is not known is null, never 0: a unit's rows before its requests are there, a speed before the first token.
-- A run may have thousands of workers. `cut` leaves those that are looked at first, of a whole run at most MOST_WORKERS
-  that are not done; `worker_states` counts all of them.
+- A run may have thousands of workers. `cut` leaves those that are looked at first: of a whole run at most MOST_WORKERS
+  that are not done. `worker_states` counts all of them.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class UnitView(BaseModel):
     errors: list[str] = Field(description="the last few, the newest last")
     worker_states: dict[WorkerState, int] = Field(description="how many of all its workers are in each state")
     workers: list[WorkerView] = Field(
-        description="all in GET /v1/runs/{id} of a run at work; elsewhere those that are not done, of units that are not, at most "
-        f"{MOST_WORKERS} of a run, failed ones first"
+        description="all in GET /v1/runs/{id} while the run is at work; elsewhere those not done, of units not done, "
+        f"at most {MOST_WORKERS} of a run, failed ones first"
     )
 
     @classmethod
