@@ -1,6 +1,6 @@
 """Draws docs/service.png: the service's page with a run at work, on GPUs that are not there.
 
-    python tests/service_picture.py docs/service.png
+    PYTHONPATH=scripts python tests/service_picture.py docs/service.png
 
 It needs chromium, and the extra `service`. Two units of the echo engine are at work; one of them has rows that fail.
 """
