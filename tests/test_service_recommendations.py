@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from gristmill.live import UnitProgress, WorkerProgress
+from gristmill.live.snapshot import Kind
 from gristmill.service import recommendations
-from gristmill.service.progress import Unit
 from gristmill.service.readings import Holder, Reading
 from gristmill.service.recommendations import ActiveRun, Recommendation, Seen, recommend
+from gristmill.service.units import UnitView
 from gristmill.types import Gpu
 
 USUAL = {"utilization_ratio": 0.9, "memory_used_mib": 60_000, "temperature_celsius": 60, "throttle_reasons": []}
@@ -27,8 +29,21 @@ def found(*gpus: Reading, runs: tuple[ActiveRun, ...] = ()) -> dict[str, Recomme
     return {each.kind: each for each in recommend(Seen(gpus, runs))}
 
 
-def run(rows: int = 100, done: int = 40, failed: int = 0, quiet_s: float = 1.0) -> ActiveRun:
-    return ActiveRun("r1", (Unit("runs/direct", rows, done, failed),), quiet_s)
+def run(
+    rows: int | None = 100,
+    done: int = 40,
+    failed: int = 0,
+    quiet_s: float = 1.0,
+    unit: str = "runs/direct",
+    workers: tuple[WorkerProgress, ...] = (),
+) -> ActiveRun:
+    kind: Kind = "run" if unit.startswith("runs/") else "judge"
+    read = UnitProgress(unit, kind, done, rows, failed, 0, None, None, None, workers, (), "running")
+    return ActiveRun("r1", (UnitView.of(read),), quiet_s)
+
+
+def worker(engine: str, retries: int) -> WorkerProgress:
+    return WorkerProgress("1-of-1", "here", "running", 4, 10, 0, 50, 1.0, 1.0, 8, retries, engine, ())
 
 
 def test_a_machine_where_all_is_well_gets_no_recommendation() -> None:
@@ -121,13 +136,23 @@ def test_a_gpu_that_others_fill_is_told() -> None:
 def test_failing_rows_are_told_with_their_share() -> None:
     assert found(runs=(run(failed=2),))["failing_rows"].evidence[0].value == 0.02
     assert "failing_rows" not in found(runs=(run(rows=1000, failed=9),))
+    assert "failing_rows" not in found(runs=(run(rows=None, failed=9),))
     assert found(runs=(run(rows=0, done=0),)) == {}
+
+
+def test_batches_that_did_not_fit_are_told_but_not_judges_that_were_asked_again() -> None:
+    [one] = found(runs=(run(workers=(worker("static", 3),)),))["halved_batches"].evidence
+    assert (one.subject, one.value) == ("runs/direct 1-of-1", 3)
+    assert "halved_batches" not in found(runs=(run(workers=(worker("static", 0),)),))
+    assert "halved_batches" not in found(runs=(run(workers=(worker("endpoint", 3),)),))
+    assert "halved_batches" not in found(runs=(run(unit="judges/a/direct", workers=(worker("static", 3),)),))
 
 
 def test_a_run_without_progress_is_told() -> None:
     assert [each.value for each in found(runs=(run(quiet_s=1000),))["stalled"].evidence] == [1000, 60]
     assert "stalled" not in found(runs=(run(quiet_s=800),))
     assert "stalled" not in found(runs=(run(done=100, quiet_s=1000),))
+    assert "stalled" not in found(runs=(run(rows=None, quiet_s=1000),))
 
 
 def test_what_is_not_known_is_evidence_of_nothing() -> None:

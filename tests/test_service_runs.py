@@ -22,6 +22,7 @@ from conftest import ROOT, wait_until
 from service_project import LASTING, Served, group_members, is_alive
 
 from gristmill import locks
+from gristmill.service.models import RunView
 from gristmill.service.processes import Identity, identify
 from gristmill.service.runs import Runs
 from gristmill.service.settings import Settings
@@ -39,6 +40,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_a_run_starts_its_rows_move_its_events_say_so_and_its_report_is_there(served: Served) -> None:
+    served.write_rows(60)
     run = served.begin(cores=2, gpus=1)
     assert (run["config"], run["kinds"], run["state"]) == ("plain.yaml", ["generation"], "starting")
     with served.client as client:
@@ -46,18 +48,20 @@ def test_a_run_starts_its_rows_move_its_events_say_so_and_its_report_is_there(se
     seen = list(served.events(run["id"]))
     done = [state["done"] for name, state in seen if name == "progress"]
     assert done == sorted(done)
-    assert len({each for each in done if 0 < each < 12}) >= 3
+    assert len({each for each in done if 0 < each < 60}) >= 3
     assert [name for name, _ in seen if name != "progress"] == ["end"]
     last = seen[-1][1]
-    assert (last["state"], last["exit_code"], last["rows"], last["done"], last["failed"]) == ("finished", 0, 12, 12, 0)
-    assert last["units"] == [{"unit": "runs/plain", "rows": 12, "done": 12, "failed": 0}]
+    assert (last["state"], last["exit_code"], last["rows"], last["done"], last["failed"]) == ("finished", 0, 60, 60, 0)
+    [unit] = last["units"]
+    assert (unit["unit"], unit["kind"], unit["state"], unit["rows"]) == ("runs/plain", "run", "done", 60)
+    assert (unit["worker_states"], unit["workers"], unit["tokens"]) == ({"done": 1}, [], 120)
     with served.client as client:
         report = client.get(f"/v1/runs/{run['id']}/report")
         assert report.text == (served.folder / "results" / "report.html").read_text()
         assert report.headers["content-security-policy"].startswith("sandbox allow-scripts;")
         [entry] = client.get("/v1/history").json()
         assert entry["run"]["id"] == run["id"]
-        assert entry["rows_per_second"] == pytest.approx(12 / entry["seconds"])
+        assert entry["rows_per_second"] == pytest.approx(60 / entry["seconds"])
         assert client.get("/v1/history", params={"before": run["id"]}).json() == []
         assert client.delete(f"/v1/runs/{run['id']}").status_code == 409
     assert [name for name, _ in served.events(run["id"])] == ["end"]
@@ -224,6 +228,23 @@ def test_torn_files_of_a_run_do_not_keep_the_service_from_starting(served: Serve
         assert client.get("/v1/runs").json() == []
         assert client.get(f"/v1/runs/{broken.name}").status_code == 404
     assert f"{broken} is no run" in served.said()
+
+
+def test_a_run_of_a_version_before_is_found_with_its_rows_and_one_with_units_of_another_kind_is_left_out(
+    tmp_path: Path,
+) -> None:
+    units = {"20260101T000000Z-aaaaaa": [{"unit": "runs/a", "rows": 12, "done": 7, "failed": 2}]}
+    units["20260101T000000Z-bbbbbb"] = [{"unit": "elsewhere", "rows": 1, "done": 1, "failed": 0}]
+    for name, known in units.items():
+        folder = tmp_path / "state" / "runs" / name
+        folder.mkdir(parents=True)
+        run = dict.fromkeys(("config", "directory", "results"), "a") | {"created": 0, "command": []}
+        (folder / "run.json").write_text(json.dumps(run))
+        (folder / "ended.json").write_text(json.dumps({"exit_code": 1, "ended": 5.0, "units": known}))
+    [found] = Runs(Settings(tmp_path, tmp_path, tmp_path / "state", tmp_path / "token"), print).all()
+    view = RunView.of(found)
+    assert (view.state, view.rows, view.done, view.failed) == ("failed", 12, 7, 2)
+    assert [(unit.unit, unit.state, unit.tokens) for unit in view.units] == [("runs/a", "stopped", None)]
 
 
 def test_a_second_service_of_one_folder_is_refused_in_one_line(served: Served) -> None:

@@ -93,7 +93,19 @@ def test_prometheus_can_read_the_metrics_and_units_are_base_units(served: Served
     assert "/v1/gpus" in routes
     assert not any("nothing" in route for route in routes)
     units = ("_bytes", "_ratio", "_seconds", "_watts", "_celsius", "_hertz", "_joules_total", "_total", "_bucket")
-    plain = {"_held", "_fit", "_throttled", "_runs", "_rows", "_rows_done", "_rows_failed", "_streams", "_info"}
+    plain = {
+        "_per_second",
+        "_workers",
+        "_held",
+        "_fit",
+        "_throttled",
+        "_runs",
+        "_rows",
+        "_rows_done",
+        "_rows_failed",
+        "_streams",
+        "_info",
+    }
     ends = (*units, *plain, "_sum", "_count")
     assert [name for name in found if not name.endswith(ends)] == []
 
@@ -112,13 +124,14 @@ def names_of_a_machine_at_work() -> set[str]:
 
     from prometheus_client import CollectorRegistry, generate_latest
 
+    from gristmill.live import UnitProgress, WorkerProgress
     from gristmill.service.metrics import MachineCollector
     from gristmill.service.processes import Identity
-    from gristmill.service.progress import Progress, Unit
     from gristmill.service.readings import Reading, Readings
     from gristmill.service.records import Record
     from gristmill.service.requests import RequestMetrics
     from gristmill.service.runs import Seen
+    from gristmill.service.units import UnitView
     from gristmill.types import Gpu
 
     sample = {"utilization_ratio": 0.5, "memory_used_mib": 7, "power_watts": 1.5, "temperature_celsius": 40}
@@ -130,7 +143,10 @@ def names_of_a_machine_at_work() -> set[str]:
     }
     reading = Reading(Gpu(0, "GPU-0", 'a "name"\\\n', 80, 7), (sample,))
     record = Record("r", Path("r"), {}, Identity(1, ""), None, None)
-    seen = Seen(record, "running", Progress((Unit("runs/a", 3, 2, 1),)))
+    done = WorkerProgress("1-of-1", "here", "running", 2, 3, 1, 50, 5.0, 5.0, 8, 0, "static", ())
+    known = UnitProgress("runs/a", "run", 2, 3, 1, 50, 5.0, 5.0, 1.0, (done,), (), "running")
+    new = UnitProgress("runs/b", "run", 0, None, 0, 0, None, None, None, (), (), "waiting")
+    seen = Seen(record, "running", (UnitView.of(known), UnitView.of(new)))
     registry = CollectorRegistry()
     requests = RequestMetrics(registry)
     requests.count("GET", "/health", 200, 0.002)
@@ -141,6 +157,9 @@ def names_of_a_machine_at_work() -> set[str]:
         ({"uuid": "GPU-0", "index": "0", "name": 'a "name"\\\n'}, 1_980_000_000.0)
     ]
     assert found["gristmill_gpu_energy_joules_total"][0][1] == 12.5
-    assert found["gristmill_run_rows_done"] == [({"run": "r", "unit": "runs/a"}, 2.0)]
+    assert found["gristmill_run_rows"] == [({"run": "r", "unit": "runs/a"}, 3.0)]  # not known is no line
+    assert [value for _, value in found["gristmill_run_rows_done"]] == [2.0, 0.0]
+    assert found["gristmill_run_tokens_per_second"] == [({"run": "r", "unit": "runs/a"}, 5.0)]
+    assert found["gristmill_run_workers"] == [({"run": "r", "unit": "runs/a", "state": "running"}, 1.0)]
     assert [labels["method"] for labels, _ in found["gristmill_service_requests_total"]] == ["GET", "other"]
     return set(found)

@@ -21,9 +21,6 @@ _STYLES = {
     **{"running": "green", "done": "dim", "waiting": "", "failed": "bold red", "stopped": "yellow"},
     **{"starting": "cyan", "queued": "cyan", "loading": "cyan", "lost": "bold red", "silent": "yellow"},
 }
-#: What is looked at first stands first, and what there is no room for is at the end.
-_UNIT_ORDER = ("running", "failed", "stopped", "waiting", "done")
-_WORKER_ORDER = ("failed", "lost", "silent", "running", "loading", "queued", "starting", "stopped", "waiting", "done")
 #: Columns of the window from which on more is shown.
 MEDIUM, WIDE = 60, 100
 ERRORS = 4
@@ -56,7 +53,7 @@ class View:
 
 
 def _units(units: Sequence[UnitProgress], room: int, width: int) -> Group:
-    shown = sorted(units, key=lambda unit: _UNIT_ORDER.index(unit.state))
+    shown = sorted(units, key=lambda unit: words.UNIT_ORDER.index(unit.state))
     cut = shown[: room if len(shown) <= room else max(0, room - 1)]
     table = _table()
     for unit in cut:
@@ -80,7 +77,7 @@ def _speed(unit: UnitProgress) -> str:
 
 
 def _workers(workers: Sequence[tuple[UnitProgress, WorkerProgress]], room: int, width: int) -> Group:
-    shown = sorted(workers, key=lambda pair: _WORKER_ORDER.index(pair[1].state))
+    shown = sorted(workers, key=lambda pair: words.WORKER_ORDER.index(pair[1].state))
     cut = shown[: room if len(shown) <= room else max(0, room - 1)]
     table = _table()
     for unit, worker in cut:

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 
 from gristmill.live.snapshot import ALIVE, Device, Progress, UnitProgress, WorkerProgress
 
+#: What is looked at first stands first, and what there is no room for is at the end.
+UNIT_ORDER = ("running", "failed", "stopped", "waiting", "done")
+WORKER_ORDER = ("failed", "lost", "silent", "running", "loading", "queued", "starting", "stopped", "waiting", "done")
 #: Of an error in a line or a table.
 SHOWN_CHARACTERS = 300
 

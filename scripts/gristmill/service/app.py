@@ -193,9 +193,8 @@ def _add_runs(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/runs/{run_id}", responses=responses(404, 422))
     def run(run_id: models.RunId) -> models.RunDetail:
-        """One run, its progress, and the end of its log."""
-        seen = service.runs.get(run_id)
-        return models.RunDetail(**models.RunView.of(seen).model_dump(), log_tail=seen.record.log_tail())
+        """One run, its progress with all its workers, and the end of its log."""
+        return models.RunDetail.of(service.runs.get(run_id))
 
     @app.delete("/v1/runs/{run_id}", status_code=202, responses=responses(404, 409, 422))
     def stop(run_id: models.RunId) -> models.RunView:

@@ -1,6 +1,6 @@
 """A run's progress as server-sent events.
 
-    event: progress    data: the run as GET /v1/runs/{id} gives it, at once and whenever it changes
+    event: progress    data: the run as GET /v1/runs lists it, at once and whenever it changes
     event: end         data: the same, when it has ended; then the stream ends
 
 A stream looks at the last reading in memory and holds nothing, so a client that vanishes costs nothing once that is

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from gristmill import fence
 from gristmill.files import read_json, write_json
+from gristmill.live import Reader
 from gristmill.service.processes import identify
-from gristmill.service.progress import Reader
+from gristmill.service.units import UnitView, cut
 
 
 def main() -> None:
@@ -36,8 +37,9 @@ def main() -> None:
         code = subprocess.call(
             run["command"], cwd=run["directory"], env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
-    progress = Reader(Path(run["results"])).read()
-    write_json(folder / "ended.json", {"exit_code": code, "ended": time.time(), "units": progress.as_json()})
+    units = cut([UnitView.of(unit) for unit in Reader(Path(run["results"])).read().units])
+    known = [unit.model_dump(mode="json") for unit in units]
+    write_json(folder / "ended.json", {"exit_code": code, "ended": time.time(), "units": known})
 
 
 def _environment() -> dict[str, str]:

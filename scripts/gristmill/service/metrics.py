@@ -74,13 +74,19 @@ def _runs(runs: list[Seen]) -> Iterator[Metric]:
         states.add_metric([state], sum(seen.state == state for seen in runs))
     yield states
     labels = ["run", "unit"]
-    families = {
+    families: dict[str, GaugeMetricFamily] = {
         "rows": GaugeMetricFamily("gristmill_run_rows", "Rows that an active run is asked for.", labels=labels),
         "done": GaugeMetricFamily("gristmill_run_rows_done", "Rows of an active run with an answer.", labels=labels),
         "failed": GaugeMetricFamily("gristmill_run_rows_failed", "Rows of an active run that failed.", labels=labels),
+        "tokens_per_second_now": GaugeMetricFamily(
+            "gristmill_run_tokens_per_second", "Tokens a second of an active run over the last 30 s.", labels=labels
+        ),
     }
-    for seen in runs:
-        for unit in seen.progress.units if seen.is_active else ():
-            for key, family in families.items():
-                family.add_metric([seen.record.id, unit.unit], getattr(unit, key))
-    yield from families.values()
+    workers = GaugeMetricFamily("gristmill_run_workers", "Workers of an active run.", labels=[*labels, "state"])
+    for run, unit in [(seen.record.id, unit) for seen in runs if seen.is_active for unit in seen.units]:
+        for key, family in families.items():
+            if (value := getattr(unit, key)) is not None:
+                family.add_metric([run, unit.unit], value)
+        for state, count in unit.worker_states.items():
+            workers.add_metric([run, unit.unit, state], count)
+    yield from (*families.values(), workers)

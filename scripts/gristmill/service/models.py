@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +13,7 @@ from gristmill.service.readings import Reading, TestResult
 from gristmill.service.recommendations import Recommendation
 from gristmill.service.records import State
 from gristmill.service.runs import Order, Seen
+from gristmill.service.units import UnitView, cut, rows_of
 
 Kind = Literal["generation", "judging", "logits", "training"]
 RunId = Annotated[str, Field(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{6}$", examples=["20260301T120000Z-0a1b2c"])]
@@ -62,17 +63,8 @@ class StartRun(BaseModel):
         return Order(self.config, self.workspace, self.cores, self.gpus)
 
 
-class UnitView(BaseModel):
-    """How far a run, a judge on its target, logits or a training is."""
-
-    unit: str
-    rows: int = Field(description="asked for; of a training steps made")
-    done: int
-    failed: int
-
-
 class RunView(BaseModel):
-    """A run and its progress."""
+    """A run and its progress; of its workers those that are looked at first."""
 
     id: RunId
     config: str
@@ -82,7 +74,7 @@ class RunView(BaseModel):
     created_unix_seconds: float
     ended_unix_seconds: float | None
     exit_code: int | None
-    rows: int
+    rows: int | None = Field(description="of all units; null while it is not known of each")
     done: int
     failed: int
     units: list[UnitView]
@@ -90,28 +82,35 @@ class RunView(BaseModel):
     @classmethod
     def of(cls, seen: Seen) -> RunView:
         """Make the answer."""
-        run, ended = seen.record.run, seen.record.ended
-        units = [UnitView(**asdict(unit)) for unit in seen.progress.units]
-        return cls(
-            id=seen.record.id,
-            config=run["config"],
-            kinds=run.get("kinds", []),
-            workspace=run.get("workspace"),
-            state=seen.state,
-            created_unix_seconds=run["created"],
-            ended_unix_seconds=None if ended is None else ended["ended"],
-            exit_code=None if ended is None else ended["exit_code"],
-            rows=sum(unit.rows for unit in units),
-            done=sum(unit.done for unit in units),
-            failed=sum(unit.failed for unit in units),
-            units=units,
-        )
+        return cls(**_run(seen), units=cut(seen.units))
 
 
 class RunDetail(RunView):
-    """A run with the end of its log."""
+    """A run with all its workers and the end of its log."""
 
     log_tail: str = Field(description="the last 4 KiB that Snakemake said")
+
+    @classmethod
+    def of(cls, seen: Seen) -> RunDetail:
+        """Make the answer; it reads the log."""
+        return cls(**_run(seen), units=list(seen.units), log_tail=seen.record.log_tail())
+
+
+def _run(seen: Seen) -> dict[str, Any]:
+    run, ended = seen.record.run, seen.record.ended
+    return {
+        "id": seen.record.id,
+        "config": run["config"],
+        "kinds": run.get("kinds", []),
+        "workspace": run.get("workspace"),
+        "state": seen.state,
+        "created_unix_seconds": run["created"],
+        "ended_unix_seconds": None if ended is None else ended["ended"],
+        "exit_code": None if ended is None else ended["exit_code"],
+        "rows": rows_of(seen.units),
+        "done": sum(unit.done for unit in seen.units),
+        "failed": sum(unit.failed for unit in seen.units),
+    }
 
 
 class HistoryEntry(BaseModel):

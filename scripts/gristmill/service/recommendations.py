@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from gristmill.service.progress import Unit
 from gristmill.service.readings import Reading
+from gristmill.service.units import UnitView
 from gristmill.types import JsonDict
 
 WINDOW_S, MIN_SAMPLES = 120.0, 10
@@ -24,11 +24,15 @@ THROTTLED_RATIO = 0.1
 HOT_CELSIUS = 85
 FAILED_RATIO = 0.01
 STALL_S = 900.0
+#: Of many workers with the same trouble.
+MOST_CITED = 8
 #: As gpus.busy_memory_mib is by default.
 FOREIGN_MIB = 1024
 _THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 _POWER = frozenset({"sw_power_cap", "hw_power_brake_slowdown"})
 _OTHER = frozenset({"hw_slowdown", "reliability", "board_limit"})
+#: Engines whose retries, of a run, are batches that did not fit.
+_HALVING = frozenset({"static", "continuous"})
 
 Severity = Literal["info", "warning", "critical"]
 
@@ -60,7 +64,7 @@ class ActiveRun:
     """A run that is at work, for these functions."""
 
     id: str
-    units: tuple[Unit, ...]
+    units: tuple[UnitView, ...]
     #: Since any of its rows moved.
     quiet_s: float
 
@@ -179,7 +183,7 @@ def hot(seen: Seen) -> Iterator[Recommendation]:
 def free_gpus(seen: Seen) -> Iterator[Recommendation]:
     """Rows wait, and GPUs are held by nobody."""
     free = [each for each in seen.gpus if each.holder is None and each.set_aside is None and not _is_filled(each)]
-    left = sum(unit.rows - unit.done for run in seen.runs for unit in run.units)
+    left = sum(map(_rows_left, seen.runs))
     if free and left and any(each.holder is not None for each in seen.gpus):
         yield Recommendation(
             "free_gpus",
@@ -236,10 +240,27 @@ def failing_rows(seen: Seen) -> Iterator[Recommendation]:
                 )
 
 
+def halved_batches(seen: Seen) -> Iterator[Recommendation]:
+    """Batches ran out of memory: what they had computed is lost, and they begin again with fewer rows."""
+    for run_id, unit in ((run.id, unit) for run in seen.runs for unit in run.units if unit.kind == "run"):
+        halved = [worker for worker in unit.workers if worker.engine in _HALVING and worker.retries]
+        if halved:
+            yield Recommendation(
+                "halved_batches",
+                "info",
+                f"{unit.unit} of run {run_id} runs out of memory and begins batches again: set models.*.max_batch_rows "
+                "to what fits, or a smaller context (context_tokens)",
+                tuple(
+                    Evidence(f"{unit.unit} {worker.shard}", "batches begun again", worker.retries, "batches", "> 0")
+                    for worker in halved[:MOST_CITED]
+                ),
+            )
+
+
 def stalled(seen: Seen) -> Iterator[Recommendation]:
     """No row has moved for long."""
     for run in seen.runs:
-        left = sum(unit.rows - unit.done for unit in run.units)
+        left = _rows_left(run)
         if run.quiet_s >= STALL_S and left:
             yield Recommendation(
                 "stalled",
@@ -266,6 +287,7 @@ FUNCTIONS: tuple[Callable[[Seen], Iterable[Recommendation]], ...] = (
     set_aside,
     filled_by_others,
     failing_rows,
+    halved_batches,
     stalled,
 )
 
@@ -310,6 +332,11 @@ def _peak_memory_ratio(reading: Reading) -> float | None:
     if len(known) < MIN_SAMPLES or not reading.gpu.memory_total_mib:
         return None
     return round(float(max(known)) / reading.gpu.memory_total_mib, 4)
+
+
+def _rows_left(run: ActiveRun) -> int:
+    """Of the units whose rows are known."""
+    return sum(max(0, unit.rows - unit.done) for unit in run.units if unit.rows is not None)
 
 
 def _number(value: Any) -> float:

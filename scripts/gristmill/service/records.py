@@ -3,7 +3,7 @@
     runs/<id>/run.json       written before anything is started
     runs/<id>/process.json   by the launcher: pid and start time
     runs/<id>/stop.json      when it was asked to stop
-    runs/<id>/ended.json     by the launcher: exit status, time, rows
+    runs/<id>/ended.json     by the launcher: exit status, time, units (units.py)
     runs/<id>/log            what Snakemake says
 
 Each is written atomically and once (stop.json twice), so whatever is there is whole; the state follows from them.
@@ -21,6 +21,7 @@ from typing import Literal
 
 from gristmill.files import read_json
 from gristmill.service.processes import Identity
+from gristmill.service.units import UnitView, recorded
 from gristmill.types import JsonDict
 
 State = Literal["starting", "running", "stopping", "finished", "failed", "stopped", "lost"]
@@ -63,6 +64,13 @@ class Record:
         if not self.process.is_alive():
             return "lost"
         return "running" if self.stop is None else "stopping"
+
+    def units(self) -> tuple[UnitView, ...]:
+        """How far its units were when it ended; raises ValueError, KeyError or TypeError when that cannot be read."""
+        if self.ended is None:
+            return ()
+        succeeded = self.ended["exit_code"] == 0
+        return tuple(recorded(unit, succeeded) for unit in self.ended.get("units", ()))
 
     def log_tail(self) -> str:
         """The end of what Snakemake said."""

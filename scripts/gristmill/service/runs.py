@@ -24,11 +24,12 @@ from pathlib import Path
 from gristmill import fence, locks
 from gristmill.errors import UserError
 from gristmill.files import write_json
+from gristmill.live import Reader
 from gristmill.service.configs import list_configs
 from gristmill.service.problems import Problem
-from gristmill.service.progress import Progress, Reader, Unit
 from gristmill.service.records import ACTIVE, RUN_ID, Record, State, settled
 from gristmill.service.settings import ROOT, Settings
+from gristmill.service.units import UnitView
 from gristmill.types import JsonDict
 
 
@@ -48,7 +49,7 @@ class Seen:
 
     record: Record
     state: State
-    progress: Progress
+    units: tuple[UnitView, ...]
     #: Grows with every change, over all runs.
     version: int = 0
     #: When rows last moved (seconds since 1970).
@@ -211,28 +212,32 @@ class Runs:
             record, state = settled(folder)
             if state == "lost" and record.process is None and folder.name in self._children:
                 state = "starting"
+            kept = record.units()
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._log(f"{folder} is no run: {type(error).__name__}: {error}")
             return
+        if record.ended is not None:
+            self._readers.pop(record.id, None)
         before = self._seen.get(record.id)
-        progress = self._progress(record, state)
-        moved = time.time() if before is None or before.progress != progress else before.moved
-        now = Seen(record, state, progress, self._version + 1, moved)
+        units = kept if record.ended is not None else self._units(record, state)
+        moved = time.time() if before is None or _rows(before.units) != _rows(units) else before.moved
+        now = Seen(record, state, units, self._version + 1, moved)
         if before is None or replace(now, version=0) != replace(before, version=0):
             self._version += 1
             self._seen[record.id] = now
             if before is not None and before.state != state:
                 self._log(f"run {record.id} is {state}")
 
-    def _progress(self, record: Record, state: State) -> Progress:
+    def _units(self, record: Record, state: State) -> tuple[UnitView, ...]:
+        """How far a run is that has no end in its record; of a lost one as it was seen to be lost."""
         if state in ACTIVE:
             reader = self._readers.setdefault(record.id, Reader(Path(record.run["results"])))
-            return reader.read()
-        self._readers.pop(record.id, None)
-        if record.ended is not None:
-            return Progress(tuple(Unit(**unit) for unit in record.ended.get("units", ())))
-        before = self._seen.get(record.id)
-        return Progress() if before is None else before.progress
+        elif (last := self._readers.pop(record.id, None)) is not None:
+            reader = last
+        else:
+            before = self._seen.get(record.id)
+            return () if before is None else before.units
+        return tuple(UnitView.of(unit) for unit in reader.read().units)
 
     def _escalate(self, seen: Seen) -> None:
         """SIGINT once, and SIGTERM after the grace time."""
@@ -251,3 +256,8 @@ class Runs:
         with contextlib.suppress(FileNotFoundError):
             write_json(seen.record.folder / "stop.json", note)
         self._look(seen.record.folder)
+
+
+def _rows(units: tuple[UnitView, ...]) -> list[tuple[str, int | None, int, int]]:
+    """What moves when rows do."""
+    return [(unit.unit, unit.rows, unit.done, unit.failed) for unit in units]

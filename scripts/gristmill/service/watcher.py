@@ -54,7 +54,7 @@ class Watcher:
         """The machine as last seen, for the recommendations."""
         now = time.time()
         active = [run for run in self._runs.all() if run.is_active]
-        runs = [ActiveRun(run.record.id, run.progress.units, max(0.0, now - run.moved)) for run in active]
+        runs = [ActiveRun(run.record.id, run.units, max(0.0, now - run.moved)) for run in active]
         return Seen(self.readings.gpus, tuple(runs))
 
     def _loop(self, look: Callable[[], None]) -> None:
