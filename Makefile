@@ -43,7 +43,7 @@ lint: env-dev ## formatting, types and workflow style
 	$(BIN)/snakemake --lint
 
 test: lint ## lint, then pytest, all but the tests that need a SLURM
-	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --ignore=tests/slurm $(PYTEST)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --ignore=tests/slurm $(PYTEST)
 
 test-slurm: env-dev ## pytest on a real SLURM on this machine (root, Debian), which is installed if it is missing
 	$(BIN)/python tests/slurm/cluster.py install

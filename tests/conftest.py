@@ -17,6 +17,31 @@ ROOT = Path(__file__).parents[1]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 ECHO_MODEL = {"echo": {"engine": "echo"}}
 
+#: Files that take minutes, the longest first. Begun last, one of them would run alone for long while the other
+#: processes of the tests have nothing left to do.
+LONGEST = (
+    "test_vllm",
+    "test_training_runs",
+    "test_pipeline",
+    "test_reruns_trained",
+    "test_training_faults",
+    "test_reruns",
+    "test_training_workflow",
+    "test_service_runs",
+    "test_real_model",
+    "test_logits_pipeline",
+    "test_dark_room",
+    "test_end_to_end",
+    "test_report_results",
+    "test_throughput",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, the others in their order."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+
 
 @dataclass(frozen=True)
 class Project:

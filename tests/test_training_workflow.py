@@ -30,9 +30,10 @@ def config(**trainings: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def trained(tmp_path: Path) -> Project:
-    folder = tmp_path / "my project"
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project after its first run; nothing may change it."""
+    folder = tmp_path_factory.mktemp("finished") / "my project"
     folder.mkdir()
     make_teacher(folder / "teacher")
     made = Project(folder)
@@ -42,11 +43,19 @@ def trained(tmp_path: Path) -> Project:
     told = {"objective": "distill", "logits": "said", "architecture": LLAMA, "alpha": 0.2, "temperature": 2.0}
     told |= {"evaluation": {"held_out_ratio": 0.2, "every_steps": 4}, "processes": 2}
     made.write_config(config(student={**SCRATCH, **told}, plain={**SCRATCH, **plain}))
+    made.done()
     return made
 
 
+@pytest.fixture
+def trained(finished: Project, tmp_path: Path) -> Project:
+    """A copy of it, dates kept."""
+    folder = tmp_path / "my project"
+    shutil.copytree(finished.folder, folder, symlinks=True)
+    return Project(folder)
+
+
 def test_a_distilled_and_a_pretrained_model_are_evaluated_beside_their_teacher(trained: Project) -> None:
-    trained.done()
     for name in ("by_teacher", "by_student", "by_plain"):
         assert len(trained.lines(f"runs/{name}/generations.jsonl")) == 40
     metrics = trained.value("trainings/student/metrics.json")
@@ -61,7 +70,6 @@ def test_a_distilled_and_a_pretrained_model_are_evaluated_beside_their_teacher(t
 
 
 def test_what_changes_a_model_trains_it_again_and_what_does_not_leaves_it(trained: Project) -> None:
-    trained.done()
     before = trained.value("models/student.json")["weights_hash"]
     value = yaml.safe_load((trained.folder / "config.yaml").read_text())
     value["trainings"]["student"] |= {"processes": 1, "micro_batch_rows": 4, "checkpoint_every_steps": 3}
@@ -77,7 +85,6 @@ def test_what_changes_a_model_trains_it_again_and_what_does_not_leaves_it(traine
 
 
 def test_a_lost_result_is_made_from_its_last_checkpoint_and_no_answer_is_asked_again(trained: Project) -> None:
-    trained.done()
     asked = trained.asked("runs/by_plain")
     shutil.rmtree(trained.folder / "results/trainings/plain/model")
     trained.done()

@@ -47,15 +47,16 @@ def _make(folder: Path) -> None:
     torch = f"torch=={version('torch')}"
     if "+cpu" not in torch:
         raise NoVllm(f"this environment has {torch}, not the CPU build that {VLLM} would share")
-    pip = [str(place / "bin" / "python"), "-m", "pip"]
+    pip = [str(place / "bin" / "python"), "-m", "pip", "-q"]
+    install = [*pip, "install", "--no-compile"]  # what is imported is compiled then; most of it never is
     deadline = time.monotonic() + INSTALL_S
     _run([sys.executable, "-m", "venv", str(place)], deadline)
     try:
-        _run([*pip, "install", "-q", torch], deadline)
+        _run([*install, torch], deadline)
     except NoVllm:
-        _run([*pip, "install", "-q", torch, "--index-url", CPU_INDEX], deadline)
-    _run([*pip, "install", "-q", "--only-binary", ":all:", VLLM], deadline)
-    _run([*pip, "uninstall", "-q", "-y", *UNWANTED], deadline)
+        _run([*install, torch, "--index-url", CPU_INDEX], deadline)
+    _run([*install, "--only-binary", ":all:", VLLM], deadline)
+    _run([*pip, "uninstall", "-y", *UNWANTED], deadline)
     folder.symlink_to(place.name)
 
 
