@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,12 @@ LONGEST = (
     "test_report_results",
     "test_throughput",
 )
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, and let what the tests start hear it: a shell's background jobs are begun deaf to it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
