@@ -43,6 +43,8 @@ def read_arguments(words: list[str] | None = None) -> tuple[Settings, bool]:
     parser.add_argument("--allowed-host", action="append", default=[], help="one more name it may be called by")
     parser.add_argument("--workflow-profile", type=Path, default=ROOT / "profiles" / "default")
     args = parser.parse_args(words)
+    if not args.workflow_profile.is_dir():
+        raise UserError(f"--workflow-profile {args.workflow_profile} is no folder; name one with a config.yaml")
     directory = args.directory.resolve()
     own = directory / "config"
     state = (args.state or directory / ".gristmill-service").resolve()

@@ -42,6 +42,7 @@ def test_the_page_has_the_command_and_the_config_as_text(tmp_path: Path) -> None
     page = render(gather(spec(), *small(tmp_path), Beside(invocation=path)))
     text = words_of(section(page, "provenance"))
     assert "How it was called snakemake --cores 2 --config" in text
+    assert "\\u003c" not in page
     assert "<img" not in page
     assert page.count("</script>") == 2
 
@@ -50,9 +51,11 @@ def test_a_page_without_a_record_of_its_command_is_made_and_a_broken_one_is_refu
     path = tmp_path / "invocation.json"
     runs, judges = small(tmp_path)
     assert "How it was called" not in render(gather(spec(), runs, judges, Beside(invocation=path)))
-    path.write_text("{}")
-    with pytest.raises(UserError, match=r"invocation.json: started is missing"):
-        gather(spec(), runs, judges, Beside(invocation=path))
+    for text, why in (("{}", "started is missing"), ("{", "is not JSON"), ("[1]", "Input should be")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=rf"invocation.json.*{why}.*; remove it") as found:
+            gather(spec(), runs, judges, Beside(invocation=path))
+        assert "\n" not in str(found.value)
 
 
 def test_a_run_leaves_its_command_and_config_and_a_dry_run_and_a_plan_leave_none(project: Project) -> None:

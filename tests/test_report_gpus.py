@@ -128,3 +128,21 @@ def test_the_chart_has_each_runs_colour_grey_for_a_judge_and_a_line_a_job(tmp_pa
 )
 def test_energy_is_said_in_a_unit_of_its_size(joules: float | None, text: str) -> None:
     assert words.energy(joules) == text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("[1]", "5", "null", "{}", '{"session": 5}', '{"session": "a", "uuid": 7}'),
+        *('{"session": "a", "uuid": "GPU-0"}', '{"session": "a", "uuid": "GPU-0", "time_unix_s": "x"}'),
+        *('{"gristmill_gpu": 1, "session": "a", "devices": [{}]}', '{"gristmill_gpu": 1, "session": "a", "host": 1}'),
+        '{"session": "a", "uuid": "GPU-0", "time_unix_s": 1, "monotonic_s": 1e999, "completion_tokens": 0}',
+    ],
+)
+def test_a_line_that_is_no_sample_is_left_out(tmp_path: Path, line: str) -> None:
+    write_samples(tmp_path / "plain", 0, 10)
+    usage, drawn = usage_of(tmp_path / "plain"), timeline({"plain": tmp_path / "plain"})
+    with open(tmp_path / "plain" / "a.jsonl", "a") as handle:
+        handle.write(f"{line}\n")
+    assert usage_of(tmp_path / "plain") == usage
+    assert timeline({"plain": tmp_path / "plain"}) == drawn

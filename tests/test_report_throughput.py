@@ -1,6 +1,7 @@
 """Facts about the report's throughput and axis of time, from live files written by hand and by the writer."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 from test_report import page_of, small, spec, words_of
 from test_report_gpus import write_samples
 from test_report_results import section
+from test_report_trainings import taught, trained
 
 from gristmill.live import writing
+from gristmill.live.files import Ends
 from gristmill.live.writing import EARLIER, Live
 from gristmill.report.axis import Axis
 from gristmill.report.charts import MAX_LINES, MAX_PANELS, PALETTE, SLATE, draw_throughput
-from gristmill.report.data import gather
+from gristmill.report.data import Beside, gather
 from gristmill.report.throughput import BLOCKS, Throughput, read_jobs, throughput_of
 
 BEGIN = 1_700_000_000.0
@@ -59,7 +62,8 @@ def test_a_job_that_is_shorter_than_a_block_has_its_mean(tmp_path: Path) -> None
 
 
 def test_a_count_that_falls_a_clock_that_was_set_back_and_torn_lines_are_no_speed(tmp_path: Path) -> None:
-    write_live(tmp_path, [*lines([(10, 100), (9, 110), (20, 50), (30, 300)]), {"at": "noon"}, {"tokens": -1}])
+    odd = [{"at": "noon"}, {"tokens": -1}, {"at": 10**400, "seconds": 1, "tokens": 10**400}]
+    write_live(tmp_path, [*lines([(10, 100), (9, 110), (20, 50), (30, 300)]), *odd])
     with open(tmp_path / "1-of-2.jsonl", "a") as handle:
         handle.write('[1]\n{"at": 17000')
     (lane,) = of({"terse": tmp_path}).lanes
@@ -72,6 +76,27 @@ def test_a_file_with_anything_else_in_it_is_no_job(tmp_path: Path, text: str) ->
     write_live(tmp_path, [*lines([(10, 0)])], "2-of-2")
     assert read_jobs({"terse": tmp_path, "wordy": tmp_path / "not there"}) == []
     assert throughput_of([], Axis([])) is None
+
+
+def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1-of-2.jsonl")
+    assert read_jobs({"terse": tmp_path}) == []
+    ends = Ends(tmp_path / "1-of-2.jsonl")
+    ends.look()
+    assert (ends.first, ends.last) == (b"", ())
+
+
+def test_teachers_and_trainings_have_their_lanes(tmp_path: Path) -> None:
+    runs, judges = small(tmp_path)
+    beside = Beside(trainings=trained(tmp_path), logits=taught(tmp_path))
+    for number, folder in enumerate([*beside.trainings.values(), *beside.logits.values()]):
+        write_live(folder / "live", lines([(10, 10)], 1e9 + 20 * number))
+        write_samples(folder / "gpu", 20 * number, 10, session=str(number))
+    report = gather(spec(), runs, judges, beside)
+    assert report.throughput is not None
+    assert report.timeline is not None
+    assert [lane.unit for lane in report.throughput.lanes] == ["teacher taught", "training tuned"]
+    assert {report.timeline.units[job.unit] for job in report.timeline.jobs} == {"teacher taught", "training tuned"}
 
 
 def test_an_attempt_that_made_tokens_is_kept_when_the_next_begins_and_one_that_made_none_is_not(tmp_path: Path) -> None:

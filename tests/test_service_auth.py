@@ -393,3 +393,26 @@ def test_the_listener_names_its_protocol_or_asyncio_would_delay_every_answer(tmp
     with listening(settings) as listener:
         assert listener.proto == socket.IPPROTO_TCP
         assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_connection_that_makes_no_request_or_half_of_one_is_closed(served: Served) -> None:
+    said = [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"\x16\x03\x01 no http"]
+    sockets = [socket.create_connection(("127.0.0.1", served.port), 60) for _ in said]
+    for connection, words in zip(sockets, said, strict=True):
+        connection.sendall(words)
+    heard = []
+    for connection in sockets:
+        with connection, connection.makefile("rb") as handle:
+            heard.append(handle.read())  # to the end, which is the other side's
+    assert heard[:2] == [b"", b""]
+    assert heard[2].startswith(b"HTTP/1.1 400")
+    assert httpx2.get(f"{served.url}/health").status_code == 200
+
+
+def test_a_token_file_that_is_a_folder_or_no_text_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder; name a file in it"):
+        read_or_make_token(tmp_path)
+    (tmp_path / "token").write_bytes(b"\xff\xfe" * 30)
+    (tmp_path / "token").chmod(0o600)
+    with pytest.raises(UserError, match=r"has no token in it .*; remove it, or name another --token-file"):
+        read_or_make_token(tmp_path / "token")

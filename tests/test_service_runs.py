@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from conftest import ROOT, wait_until
 from service_project import LASTING, Served, group_members, is_alive
 
 from gristmill import locks
+from gristmill.files import write_json
 from gristmill.service.models import RunView
 from gristmill.service.processes import Identity, identify
 from gristmill.service.runs import Runs
@@ -183,18 +186,77 @@ def test_a_run_that_ended_while_no_service_was_there_is_known_with_its_exit_stat
     assert "config error: nonsense" in failed["log_tail"]
 
 
-def test_a_killed_launcher_is_a_lost_run_and_its_results_stay_taken_while_its_snakemake_lives(served: Served) -> None:
-    served.write_rows(60)
+def test_a_run_whose_launcher_is_killed_is_followed_and_stopped_and_then_lost_with_what_it_did(served: Served) -> None:
+    served.write_rows(LASTING)
     run = served.begin()
     served.wait_for_rows(run["id"])
     pid = json.loads((served.state / "runs" / run["id"] / "process.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
-    assert served.wait_for(run["id"], "lost", "failed")["state"] == "lost"
+    done = served.run(run["id"])["done"]
+    wait_until(lambda: served.run(run["id"])["done"] > done)
+    assert served.run(run["id"])["state"] == "running"
     with served.client as client:
-        answer = client.post("/v1/runs", json={"config": "plain.yaml"})
-    assert answer.status_code == 409
-    assert "(snakemake)" in answer.json()["detail"]
-    wait_until(lambda: not locks.is_held(served.folder / "results/.gristmill/lock"))
+        assert client.post("/v1/runs", json={"config": "plain.yaml"}).status_code == 409
+        assert client.delete(f"/v1/runs/{run['id']}").status_code == 202
+    last = served.wait_for(run["id"], "lost", "stopped", "failed")
+    assert last["state"] == "lost"
+    assert not locks.is_held(served.folder / "results/.gristmill/lock")
+    served.stop()
+    shutil.rmtree(served.folder / "results")
+    served.start()
+    found = served.run(run["id"])
+    assert (found["state"], found["done"], found["rows"]) == ("lost", last["done"], LASTING)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("run.json", {"created": "yesterday"}),
+        ("run.json", {"config": 5}),
+        ("run.json", {"kinds": ["cooking"]}),
+        ("run.json", {"results": 7}),
+        ("run.json", {"created": 1e999}),
+        ("process.json", {"pid": -1, "started": "x"}),
+        ("ended.json", {"exit_code": 0}),
+        ("ended.json", {"exit_code": "x", "ended": "y"}),
+        ("ended.json", {"exit_code": 0, "ended": 1.0, "units": [{"unit": "?"}]}),
+        ("ended.json", [1]),
+    ],
+)
+def test_a_record_with_anything_else_in_it_is_no_run_and_hides_no_other(
+    tmp_path: Path, name: str, value: dict[str, Any]
+) -> None:
+    settings = Settings(tmp_path, tmp_path, tmp_path / "state", tmp_path / "token")
+    whole = {"config": "a.yaml", "directory": "/d", "results": "/r", "created": 1.0, "command": ["x"]}
+    for number in (1, 2):
+        folder = settings.runs / f"20260101T00000{number}Z-abcdef"
+        write_json(folder / "run.json", whole)
+        write_json(folder / "ended.json", {"exit_code": 0, "ended": 2.0, "units": []})
+    written = value if name != "run.json" else whole | value
+    (settings.runs / "20260101T000001Z-abcdef" / name).write_text(json.dumps(written))
+    said: list[str] = []
+    runs = Runs(settings, said.append)
+    assert [RunView.of(seen).id for seen in runs.all()] == ["20260101T000002Z-abcdef"]
+    assert "20260101T000001Z-abcdef is no run: " in said[0]
+    runs.refresh()
+    assert len(said) == 1
+
+
+def test_whatever_is_wrong_with_one_run_the_others_are_looked_at_and_it_is_said_once(served: Served) -> None:
+    served.write_rows(LASTING)
+    odd, run = served.begin(workspace="odd"), served.begin()
+    for each in (odd, run):
+        served.wait_for_rows(each["id"])
+    (served.state / "runs" / odd["id"] / "stop.json").write_text("{}")
+    live = next((served.folder / "workspaces/odd/results/runs").glob("*/live/*.jsonl"))
+    with open(live, "a") as handle:
+        handle.write('{"at":1' + "0" * 400 + ',"phase":"running","tokens":1' + "0" * 400 + "}\n")
+    done = served.run(run["id"])["done"]
+    wait_until(lambda: served.run(run["id"])["done"] > done)
+    for each in (odd, run):
+        with served.client as client:
+            assert client.delete(f"/v1/runs/{each['id']}").status_code == 202
+        assert served.wait_for(each["id"], "stopped", "failed", "lost")["state"] == "stopped"
 
 
 def test_another_process_of_the_same_pid_is_not_the_run(served: Served) -> None:

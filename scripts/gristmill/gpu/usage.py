@@ -23,6 +23,9 @@ from gristmill.types import JsonDict
 #: A clock that follows these is not held back.
 _NOT_THROTTLED = {"gpu_idle", "applications_clocks_setting", "display_clock_setting"}
 
+#: What a card may not report.
+_MEASURED = ("utilization_ratio", "memory_used_mib", "power_watts", "energy_joules")
+
 
 @dataclass(slots=True)
 class _Device:
@@ -129,17 +132,47 @@ def read_folder(folder: Path) -> Iterator[JsonDict]:
 
 
 def read_lines(lines: Iterable[bytes]) -> Iterator[JsonDict]:
-    """The lines that are whole; one that a kill tore is left out, and so is a session of another format."""
+    """The lines that are whole; one that a kill tore or that is something else is left out, as are other formats."""
     foreign: set[str] = set()
     for line in lines:
         try:
             value = loads(line)
         except ValueError:
             continue
+        if not isinstance(value, dict) or not isinstance(value.get("session"), str):
+            continue
         if value.get("gristmill_gpu", FORMAT) != FORMAT:
             foreign.add(value["session"])
-        if value["session"] not in foreign:
+        elif value["session"] not in foreign and (is_sample(value) if "uuid" in value else is_header(value)):
             yield value
+
+
+def is_sample(value: JsonDict) -> bool:
+    """Whether a line is a sample as monitor.py writes it."""
+    reasons = value.get("throttle_reasons")
+    return (
+        isinstance(value["uuid"], str)
+        and all(_is_number(value.get(name)) for name in ("time_unix_s", "monotonic_s", "completion_tokens"))
+        and all(value.get(name) is None or _is_number(value[name]) for name in _MEASURED)
+        and (reasons is None or (isinstance(reasons, list) and all(isinstance(each, str) for each in reasons)))
+    )
+
+
+def is_header(value: JsonDict) -> bool:
+    """Whether a line names the session's GPUs."""
+    devices = value.get("devices", [])
+    return (
+        isinstance(devices, list)
+        and isinstance(value.get("host"), str)
+        and all(
+            isinstance(device, dict) and isinstance(device.get("uuid"), str) and {"index", "name"} <= device.keys()
+            for device in devices
+        )
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1 << 62
 
 
 def mean(weights: Mapping[float, float]) -> float | None:

@@ -20,6 +20,8 @@ BLOCK_BYTES = 1 << 20
 #: Of the beginning of a file that grows, to notice that another one was written in its place.
 MARK_BYTES = 256
 HEAD_BYTES, END_BYTES = 1 << 16, 1 << 15
+#: Of any count or time; JSON may have numbers that no float holds.
+MOST = 1 << 62
 
 
 @dataclass(slots=True)
@@ -61,6 +63,11 @@ class Growing:
                 yield line
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for who writes, should a pipe stand in a file's place."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 @dataclass(slots=True)
 class Ends:
     """The first line and the last ones of a file that may be long; read again only when it changed."""
@@ -75,7 +82,7 @@ class Ends:
     def look(self) -> None:
         """Read it, if it changed. One that is being rewritten keeps what it had."""
         try:
-            with open(self.path, "rb") as handle:
+            with open(self.path, "rb", opener=_at_once) as handle:
                 stat = os.fstat(handle.fileno())
                 seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
                 if seen == self._seen:
@@ -103,7 +110,7 @@ class Counts:
     def lines(self, path: Path, without: bytes | None = None) -> int | None:
         """A file's lines, those that hold `without` left out; None when it is not there."""
         try:
-            with open(path, "rb") as handle:
+            with open(path, "rb", opener=_at_once) as handle:
                 stat = os.fstat(handle.fileno())
                 seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
                 if path not in self._known or self._known[path][0] != seen:
@@ -141,10 +148,12 @@ def json_object(line: bytes) -> JsonDict | None:
 
 
 def number(value: object) -> float | None:
-    """A JSON value that is a number; None for anything else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A JSON value that is a number of a size that anything here has; None for anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -MOST <= value <= MOST:
+        return None
+    return float(value)
 
 
 def count(value: object) -> int | None:
     """A JSON value that is a number of things; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None

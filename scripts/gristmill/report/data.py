@@ -150,9 +150,10 @@ def gather(
     browser = join_rows(run_files, judge_files, spec.max_rows)
     shown_runs = [_run(spec, number, files) for number, files in enumerate(run_files)]
     units = {**runs, **judges}
-    asked = units | {f"logits/{name}": folder for name, folder in beside.logits.items()}
+    units |= {f"teacher {name}": folder for name, folder in beside.logits.items()}
+    units |= {f"training {name}": folder for name, folder in beside.trainings.items()}
     held = read_held({name: folder / "gpu" for name, folder in units.items()})
-    jobs = read_jobs({name: folder / "live" for name, folder in asked.items()})
+    jobs = read_jobs({name: folder / "live" for name, folder in units.items()})
     axis = Axis([*held.spans, *(job.span for job in jobs)])
     return Report(
         title=spec.title,
@@ -175,7 +176,12 @@ def gather(
 
 
 def _invocation(path: Path | None) -> Invocation | None:
-    return read_file(Invocation, path) if path is not None and path.exists() else None
+    if path is None or not path.exists():
+        return None
+    try:
+        return read_file(Invocation, path)
+    except UserError as error:
+        raise UserError(f"{str(error).rpartition(';')[0]}; remove it, and the page says nothing of it") from None
 
 
 def _run_files(name: str, folder: Path) -> RunFiles:

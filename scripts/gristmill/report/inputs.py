@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -224,6 +225,11 @@ class Invocation(InputFile):
     gristmill: str
     commit: str | None = None
     config: JsonDict
+
+    @property
+    def config_text(self) -> str:
+        """The config as JSON, in its own order."""
+        return json.dumps(self.config, indent=2, ensure_ascii=False)
 
 
 M = TypeVar("M", bound=InputFile)

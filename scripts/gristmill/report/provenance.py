@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.config.schema import SamplingConfig
+from gristmill.live.files import number
 from gristmill.report.data import Report
 from gristmill.report.inputs import Manifest
 from gristmill.report.trainings import Teacher, Training
@@ -154,9 +155,9 @@ def _worker(worker: JsonDict) -> Worker:
         why=_first(worker, "why", "engine_why", "engine_reason", "reason"),
         devices=_devices(worker.get("devices")) if worker.get("served") is None else SERVED,
         dtype=_first(worker, "dtype"),
-        load_s=worker.get("load_seconds"),
-        generate_s=worker.get("generate_seconds"),
-        tokens_per_s=worker.get("tokens_per_second"),
+        load_s=number(worker.get("load_seconds")),
+        generate_s=number(worker.get("generate_seconds")),
+        tokens_per_s=number(worker.get("tokens_per_second")),
     )
 
 

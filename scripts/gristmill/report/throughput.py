@@ -81,7 +81,7 @@ def read_jobs(folders: Mapping[str, Path]) -> list[Job]:
     found: list[Job] = []
     for unit, folder in folders.items():
         files = [path for place in (folder, folder / EARLIER) for path in sorted(place.glob("*.jsonl"))]
-        jobs = [job for path in files for job in _read_job(unit, path)]
+        jobs = [job for path in files if path.is_file() for job in _read_job(unit, path)]
         found += sorted(jobs, key=lambda job: (job.span, job.shard))
     return found
 

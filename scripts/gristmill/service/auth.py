@@ -40,11 +40,17 @@ def read_or_make_token(path: Path) -> str:
         return _make(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; name another with --token-file") from error
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UserError(f"--token-file {path} is a folder; name a file in it")
     with os.fdopen(fd) as handle:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
         if mode & 0o077:
             raise UserError(f"{path} has mode {mode:o}, so others can read the token; chmod 600 {path}, or remove it")
-        token = handle.read(4096).strip()
+        try:
+            token = handle.read(4096).strip()
+        except (OSError, ValueError) as error:  # a folder; bytes that are no text
+            raise UserError(f"{path} has no token in it ({error}); remove it, or name another --token-file") from error
     if len(token) < MIN_TOKEN or not _TOKEN.fullmatch(token):
         raise UserError(
             f"{path} has {len(token)} characters, but a token has {MIN_TOKEN} or more letters and digits; remove the "

@@ -15,13 +15,15 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from gristmill import fence
 from gristmill.files import read_json, write_json
 from gristmill.live import Reader
 from gristmill.service.processes import identify
-from gristmill.service.units import UnitView, cut
+from gristmill.service.units import UnitView, units_as_json
+from gristmill.types import JsonDict
 
 
 def main() -> None:
@@ -37,9 +39,16 @@ def main() -> None:
         code = subprocess.call(
             run["command"], cwd=run["directory"], env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
-    units = cut([UnitView.of(unit) for unit in Reader(Path(run["results"])).read().units])
-    known = [unit.model_dump(mode="json") for unit in units]
-    write_json(folder / "ended.json", {"exit_code": code, "ended": time.time(), "units": known})
+    write_json(folder / "ended.json", {"exit_code": code, "ended": time.time(), "units": _units(Path(run["results"]))})
+
+
+def _units(results: Path) -> list[JsonDict]:
+    """How far the units are."""
+    try:
+        return units_as_json([UnitView.of(unit) for unit in Reader(results).read().units])
+    except Exception:  # how the run ended must be known whatever stands in its results
+        traceback.print_exc()  # into the run's log
+        return []
 
 
 def _environment() -> dict[str, str]:

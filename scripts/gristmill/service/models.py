@@ -11,11 +11,10 @@ from gristmill.gpu.monitor import MIB
 from gristmill.service.configs import NamedConfig
 from gristmill.service.readings import Reading, TestResult
 from gristmill.service.recommendations import Recommendation
-from gristmill.service.records import State
+from gristmill.service.records import Kind, State
 from gristmill.service.runs import Order, Seen
 from gristmill.service.units import UnitView, cut, rows_of
 
-Kind = Literal["generation", "judging", "logits", "training"]
 RunId = Annotated[str, Field(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{6}$", examples=["20260301T120000Z-0a1b2c"])]
 
 

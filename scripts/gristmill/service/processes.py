@@ -24,11 +24,19 @@ class Identity:
         """Whether it is still there, and no zombie."""
         return started_at(self.pid) == self.started
 
+    def group_is_alive(self) -> bool:
+        """Whether any process of the group that it leads is there. No other gets its pid while one is."""
+        started = started_at(self.pid)
+        if started is not None:
+            return started == self.started
+        return self._signal(0)
+
     def signal_group(self, number: signal.Signals) -> bool:
-        """Send a signal to the process group that it leads; False when the process is gone."""
-        if not self.is_alive():
-            return False
-        with contextlib.suppress(ProcessLookupError):
+        """Send a signal to the group; False when all of it is gone."""
+        return self.group_is_alive() and self._signal(number)
+
+    def _signal(self, number: int) -> bool:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
             return True
         return False

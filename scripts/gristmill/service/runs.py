@@ -29,7 +29,7 @@ from gristmill.service.configs import list_configs
 from gristmill.service.problems import Problem
 from gristmill.service.records import ACTIVE, RUN_ID, Record, State, settled
 from gristmill.service.settings import ROOT, Settings
-from gristmill.service.units import UnitView
+from gristmill.service.units import UnitView, units_as_json
 from gristmill.types import JsonDict
 
 
@@ -74,6 +74,7 @@ class Runs:
         self._lock = threading.Lock()
         self._readers: dict[str, Reader] = {}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._said: dict[str, str] = {}
         self._version = 0
         self._seen: dict[str, Seen] = {}
         try:
@@ -104,8 +105,13 @@ class Runs:
             for seen in list(self._seen.values()):
                 late = seen.state == "lost" and seen.record.process is None  # a launcher that took long to begin
                 if seen.is_active or late:
-                    self._look(seen.record.folder)
-                    self._escalate(self._seen[seen.record.id])
+                    try:
+                        self._look(seen.record.folder)
+                        self._escalate(self._seen[seen.record.id])
+                    except Exception as error:  # whatever is wrong with one run, the others are looked at
+                        self._say(
+                            seen.record.id, f"run {seen.record.id} cannot be looked at: {type(error).__name__}: {error}"
+                        )
 
     def start(self, order: Order) -> Seen:
         """Start a run.
@@ -214,12 +220,13 @@ class Runs:
                 state = "starting"
             kept = record.units()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._log(f"{folder} is no run: {type(error).__name__}: {error}")
+            self._say(folder.name, f"{folder} is no run: {type(error).__name__}: {' '.join(str(error).split())}")
             return
-        if record.ended is not None:
-            self._readers.pop(record.id, None)
         before = self._seen.get(record.id)
-        units = kept if record.ended is not None else self._units(record, state)
+        is_kept = record.ended is not None or record.lost is not None
+        units = kept if is_kept else self._units(record, state)
+        if is_kept:
+            self._readers.pop(record.id, None)
         moved = time.time() if before is None or _rows(before.units) != _rows(units) else before.moved
         now = Seen(record, state, units, self._version + 1, moved)
         if before is None or replace(now, version=0) != replace(before, version=0):
@@ -229,15 +236,20 @@ class Runs:
                 self._log(f"run {record.id} is {state}")
 
     def _units(self, record: Record, state: State) -> tuple[UnitView, ...]:
-        """How far a run is that has no end in its record; of a lost one as it was seen to be lost."""
-        if state in ACTIVE:
-            reader = self._readers.setdefault(record.id, Reader(Path(record.run["results"])))
-        elif (last := self._readers.pop(record.id, None)) is not None:
-            reader = last
-        else:
-            before = self._seen.get(record.id)
-            return () if before is None else before.units
-        return tuple(UnitView.of(unit) for unit in reader.read().units)
+        """How far a run is that has no end in its record; of a lost one that is kept as it is found."""
+        reader = self._readers.setdefault(record.id, Reader(Path(record.run["results"])))
+        units = tuple(UnitView.of(unit) for unit in reader.read().units)
+        if state == "lost" and record.process is not None:
+            del self._readers[record.id]
+            with contextlib.suppress(OSError):  # a folder that cannot be written: it is read again next time
+                write_json(record.folder / "lost.json", {"units": units_as_json(units)})
+        return units
+
+    def _say(self, run_id: str, message: str) -> None:
+        """Log it, once."""
+        if self._said.get(run_id) != message:
+            self._said[run_id] = message
+            self._log(message)
 
     def _escalate(self, seen: Seen) -> None:
         """SIGINT once, and SIGTERM after the grace time."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gristmill import locks
 from gristmill.errors import UserError
 from gristmill.service.app import Service, make_app
 from gristmill.service.auth import read_or_make_token, require_safe_address
 from gristmill.service.settings import Settings
+
+#: Seconds that a connection may take to make a request.
+REQUEST_S = 10.0
 
 
 def serve(settings: Settings, token_named: bool, log: Callable[[str], None]) -> None:
@@ -44,6 +49,7 @@ def serve(settings: Settings, token_named: bool, log: Callable[[str], None]) -> 
 def _server(service: Service, token: str) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(service, token),
+        http=_Protocol,
         access_log=False,
         log_level="warning",
         server_header=False,
@@ -55,6 +61,39 @@ def _server(service: Service, token: str) -> uvicorn.Server:
         limit_concurrency=1000,
     )
     return _Server(config, service)
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection on which no request is made, or none is made whole, for REQUEST_S.
+
+    Connections are counted before anyone shows a token: those that say nothing would keep everybody else out.
+    """
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request."""
+        super().connection_made(transport)
+        self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request."""
+        super().data_received(data)
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+    def _await_request(self) -> None:
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if not is_idle and self._late is not None:
+            self._late.cancel()
+            self._late = None
+        elif is_idle and self._late is None:
+            self._late = self.loop.call_later(REQUEST_S, self.transport.close)
 
 
 class _Server(uvicorn.Server):

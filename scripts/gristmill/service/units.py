@@ -141,6 +141,11 @@ def cut(units: Sequence[UnitView]) -> list[UnitView]:
     return [unit.model_copy(update={"workers": kept[place]}) for place, unit in enumerate(units)]
 
 
+def units_as_json(units: Sequence[UnitView]) -> list[JsonDict]:
+    """The units for a record."""
+    return [unit.model_dump(mode="json") for unit in cut(units)]
+
+
 def rows_of(units: Sequence[UnitView]) -> int | None:
     """What all units together are asked for; None while it is not known of each, or nothing is asked yet."""
     known = [unit.rows for unit in units if unit.rows is not None]
