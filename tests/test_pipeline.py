@@ -62,7 +62,7 @@ def test_the_whole_pipeline_leaves_the_documented_files(judged: Project) -> None
     for target in ("grader/plain", "grader/loud", "arena/plain_vs_loud"):
         there = {path.name for path in (results / "judges" / target).iterdir() if path.is_file()}
         assert there == always | {"verdicts.jsonl"}
-    beside = {"report.html", "plan.txt", "comparisons.json", "rankings.json"}
+    beside = {"report.html", "plan.txt", "invocation.json", "comparisons.json", "rankings.json"}
     assert {path.name for path in results.iterdir() if path.is_file()} == beside
 
 

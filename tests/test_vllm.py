@@ -407,7 +407,7 @@ def test_a_killed_job_keeps_every_row_that_ended_and_the_run_ends_as_the_static_
             assert job.poll() is None, log.read_text()[-3000:]
             job.send_signal(number)
             assert job.wait(15) == status
-        assert "r1" not in asked() or number != signal.SIGKILL  # the long answer was not waited for
+        assert "r1" not in asked()[:3]  # the long answer was not waited for: later rows stand before it
         assert "Traceback" not in log.read_text()
     assert "stopped by SIGTERM; finished rows are in" in log.read_text()
     assert len(asked()) < 6
