@@ -242,21 +242,37 @@ def test_a_record_with_anything_else_in_it_is_no_run_and_hides_no_other(
     assert len(said) == 1
 
 
-def test_whatever_is_wrong_with_one_run_the_others_are_looked_at_and_it_is_said_once(served: Served) -> None:
-    served.write_rows(LASTING)
-    odd, run = served.begin(workspace="odd"), served.begin()
-    for each in (odd, run):
-        served.wait_for_rows(each["id"])
-    (served.state / "runs" / odd["id"] / "stop.json").write_text("{}")
-    live = next((served.folder / "workspaces/odd/results/runs").glob("*/live/*.jsonl"))
-    with open(live, "a") as handle:
-        handle.write('{"at":1' + "0" * 400 + ',"phase":"running","tokens":1' + "0" * 400 + "}\n")
-    done = served.run(run["id"])["done"]
-    wait_until(lambda: served.run(run["id"])["done"] > done)
-    for each in (odd, run):
-        with served.client as client:
-            assert client.delete(f"/v1/runs/{each['id']}").status_code == 202
-        assert served.wait_for(each["id"], "stopped", "failed", "lost")["state"] == "stopped"
+def test_whatever_is_wrong_with_one_run_the_others_are_looked_at_and_it_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(tmp_path, tmp_path, tmp_path / "state", tmp_path / "token")
+    me = identify(os.getpid())
+    assert me is not None
+    names = [f"20260101T00000{number}Z-abcdef" for number in (1, 2)]
+    for name in names:
+        whole = {"config": "a.yaml", "directory": "/d", "results": str(tmp_path / name), "created": 1.0, "command": []}
+        write_json(settings.runs / name / "run.json", whole)
+        write_json(settings.runs / name / "process.json", {"pid": me.pid, "started": me.started})
+        (settings.runs / name / "stop.json").write_text("{}")
+        live = tmp_path / name / "runs" / "plain" / "live" / "1-of-1.jsonl"
+        live.parent.mkdir(parents=True)
+        many = "1" + "0" * 400
+        live.write_text(f'{{"gristmill_live":1,"total":{many}}}\n{{"at":{many},"phase":"running","tokens":{many}}}\n')
+    said: list[str] = []
+    runs = Runs(settings, said.append)
+    assert [seen.state for seen in runs.all()] == ["running", "running"]
+    looked: list[str] = []
+
+    def escalate(_: Runs, seen: Any) -> None:
+        looked.append(seen.record.id)
+        assert seen.record.id != names[0], "of the first"
+
+    monkeypatch.setattr(Runs, "_escalate", escalate)
+    runs.refresh()
+    runs.refresh()
+    assert looked == names * 2
+    assert len(said) == 1
+    assert said[0].startswith(f"run {names[0]} cannot be looked at: AssertionError: of the first")
 
 
 def test_another_process_of_the_same_pid_is_not_the_run(served: Served) -> None:
