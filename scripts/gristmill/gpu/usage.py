@@ -19,6 +19,7 @@ from pathlib import Path
 from gristmill.files import loads
 from gristmill.gpu.monitor import FORMAT
 from gristmill.types import JsonDict
+from gristmill.values import number
 
 #: A clock that follows these is not held back.
 _NOT_THROTTLED = {"gpu_idle", "applications_clocks_setting", "display_clock_setting"}
@@ -152,8 +153,8 @@ def is_sample(value: JsonDict) -> bool:
     reasons = value.get("throttle_reasons")
     return (
         isinstance(value["uuid"], str)
-        and all(_is_number(value.get(name)) for name in ("time_unix_s", "monotonic_s", "completion_tokens"))
-        and all(value.get(name) is None or _is_number(value[name]) for name in _MEASURED)
+        and all(number(value.get(name)) is not None for name in ("time_unix_s", "monotonic_s", "completion_tokens"))
+        and all(value.get(name) is None or number(value[name]) is not None for name in _MEASURED)
         and (reasons is None or (isinstance(reasons, list) and all(isinstance(each, str) for each in reasons)))
     )
 
@@ -169,10 +170,6 @@ def is_header(value: JsonDict) -> bool:
             for device in devices
         )
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1 << 62
 
 
 def mean(weights: Mapping[float, float]) -> float | None:

@@ -20,8 +20,6 @@ BLOCK_BYTES = 1 << 20
 #: Of the beginning of a file that grows, to notice that another one was written in its place.
 MARK_BYTES = 256
 HEAD_BYTES, END_BYTES = 1 << 16, 1 << 15
-#: Of any count or time; JSON may have numbers that no float holds.
-MOST = 1 << 62
 
 
 @dataclass(slots=True)
@@ -145,15 +143,3 @@ def json_object(line: bytes) -> JsonDict | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def number(value: object) -> float | None:
-    """A JSON value that is a number of a size that anything here has; None for anything else."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not -MOST <= value <= MOST:
-        return None
-    return float(value)
-
-
-def count(value: object) -> int | None:
-    """A JSON value that is a number of things; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None

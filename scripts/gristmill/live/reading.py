@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gristmill.live.files import Counts, Growing, count, json_object, mtime
+from gristmill.live.files import Counts, Growing, json_object, mtime
 from gristmill.live.journals import ERRORS, Job, Journal, Speed
 from gristmill.live.liveness import holder
 from gristmill.live.snapshot import (
@@ -29,6 +29,7 @@ from gristmill.live.snapshot import (
 )
 from gristmill.live.workers import NOW_S, SILENT_S, Said, Turn, Worker
 from gristmill.types import FAILURE_REASONS, NO_EARLIER_ANSWER, JsonDict
+from gristmill.values import count
 
 _KINDS: dict[str, Kind] = {"runs/*": "run", "judges/*/*": "judge", "logits/*": "logits", "trainings/*": "training"}
 _SHARD = re.compile(r"(\d+)-of-(\d+)")

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.gpu.monitor import FORMAT as GPU_FORMAT
-from gristmill.live.files import Ends, count, json_object, number
+from gristmill.live.files import Ends, json_object
 from gristmill.live.liveness import Holder, holder
 from gristmill.live.snapshot import ALIVE, OVER, PHASES, Device, WorkerProgress, WorkerState
 from gristmill.live.writing import ERROR_CHARACTERS, FORMAT
 from gristmill.types import JsonDict
+from gristmill.values import count, number
 
 #: What "now" is, of a speed.
 NOW_S = 30.0

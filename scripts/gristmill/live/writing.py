@@ -26,11 +26,12 @@ from typing import Any
 
 from gristmill.errors import UserError
 from gristmill.files import dumps
-from gristmill.live.files import Ends, count, json_object, number
+from gristmill.live.files import Ends, json_object
 from gristmill.live.snapshot import WorkerState
 from gristmill.progress import Progress, log
 from gristmill.stopping import Interrupted
 from gristmill.types import JsonDict
+from gristmill.values import count, number
 
 FORMAT = 1
 EVERY_S, BEAT_S = 2.0, 10.0

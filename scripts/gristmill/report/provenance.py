@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.config.schema import SamplingConfig
-from gristmill.live.files import number
 from gristmill.report.data import Report
 from gristmill.report.inputs import Manifest
 from gristmill.report.trainings import Teacher, Training
 from gristmill.report.words import NONE, as_text, decimal
 from gristmill.types import JsonDict
+from gristmill.values import number
 
 #: Stands where devices do for a model that is served elsewhere.
 SERVED = "a server"

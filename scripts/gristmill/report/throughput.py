@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.live.files import count, json_object, number
+from gristmill.live.files import json_object
 from gristmill.live.writing import EARLIER, FORMAT
 from gristmill.report.axis import Axis, Stretch
+from gristmill.values import count, number
 
 BLOCKS = 100
 

@@ -49,7 +49,7 @@ def read_or_make_token(path: Path) -> str:
             raise UserError(f"{path} has mode {mode:o}, so others can read the token; chmod 600 {path}, or remove it")
         try:
             token = handle.read(4096).strip()
-        except (OSError, ValueError) as error:  # a folder; bytes that are no text
+        except (OSError, ValueError) as error:  # bytes that are no text
             raise UserError(f"{path} has no token in it ({error}); remove it, or name another --token-file") from error
     if len(token) < MIN_TOKEN or not _TOKEN.fullmatch(token):
         raise UserError(
