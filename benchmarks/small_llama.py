@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ WORDS = [
     "bird",
     "number",
 ]
-CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}{% if add_generation_prompt %}word{% endif %}"
+CHAT = (
+    "{% for message in messages %}{{ message['content'] }} {% endfor %}{% if add_generation_prompt %}word {% endif %}"
+)
 #: 180 million parameters, nearly all of them in the 16 layers that device_map spreads.
 SIZES: dict[str, Any] = {
     "hidden_size": 1024,
@@ -40,16 +43,18 @@ SIZES: dict[str, Any] = {
 }
 
 
-def make_model(folder: Path) -> Path:
-    """Write config, bfloat16 safetensors, tokenizer and template; the same weights every time."""
+def make_model(folder: Path, sizes: Mapping[str, Any] = SIZES, device: str = "cpu") -> Path:
+    """Write config, bfloat16 safetensors, tokenizer and template; on one device the same weights every time."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     vocabulary = {word: place for place, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
     _save_tokenizer(folder, vocabulary)
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(vocabulary), pad_token_id=0, eos_token_id=1, bos_token_id=None, **SIZES)
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    config = LlamaConfig(vocab_size=len(vocabulary), pad_token_id=0, eos_token_id=1, bos_token_id=None, **sizes)
+    with torch.device(device):
+        model = LlamaForCausalLM(config)
+    model.bfloat16().save_pretrained(folder)
     return folder
 
 

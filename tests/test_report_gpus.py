@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import always_a, generation, page_of, row, small, words_of, write_judge, write_run
+from test_report import always_a, generation, page_of, row, small, spec, words_of, write_judge, write_run
+from test_report_trainings import taught, trained
 
 from gristmill.files import read_json, write_json
 from gristmill.gpu.usage import usage_of
 from gristmill.report import words
 from gristmill.report.axis import Axis
-from gristmill.report.charts import INK, PALETTE, SLATE, draw_timeline
-from gristmill.report.timeline import BLOCKS, Timeline, read_held, timeline_of
+from gristmill.report.charts import INK, MAX_FULL_LANES, PALETTE, SLATE, draw_timeline
+from gristmill.report.charts.over_time import BUSY_PX, STRIP_PX
+from gristmill.report.data import Beside, gather
+from gristmill.report.render import render
+from gristmill.report.timeline import BLOCKS, Lane, Timeline, read_held, timeline_of
 
-DEVICES = [{"index": n, "uuid": f"GPU-{n}", "name": "Fake H100"} for n in range(2)]
+DEVICES = [{"index": n, "uuid": f"GPU-{n}", "name": "Fake H100", "memory_total_mib": 4096} for n in range(2)]
 
 
 def write_samples(
@@ -56,8 +60,8 @@ def test_the_section_shows_each_units_numbers_and_says_what_busy_means(tmp_path:
         sum_up(folder)
     page = page_of(runs, judges)
     text = words_of(page)
-    assert "plain 1 40.0 s 80.0 % 80.0 % 2,048 MiB 20.0 kJ 0.100 40.0 s held back: sw power cap" in text
-    assert "grader/plain 1 10.0 s 80.0 % 80.0 % 2,048 MiB 5.0 kJ 0.200" in text
+    assert "plain 1 40.0 s 80.0 % 80.0 % 2,048 MiB 500 W 20.0 kJ 0.100 40.0 s held back: sw power cap" in text
+    assert "grader/plain 1 10.0 s 80.0 % 80.0 % 2,048 MiB 500 W 5.0 kJ 0.200" in text
     assert "Busy is the share of time in which any kernel ran, not how much of the GPU it used" in text
     assert '<a href="#gpus">' in page
 
@@ -73,14 +77,14 @@ def test_numbers_that_a_card_does_not_report_are_dashes(tmp_path: Path) -> None:
     nothing = {"memory_used_mib": None, "power_watts": None, "utilization_ratio": None, "energy_joules": None}
     write_samples(runs["plain"] / "gpu", 0, 20, **nothing)
     sum_up(runs["plain"])
-    assert "plain 1 20.0 s – – – – –" in words_of(page_of(runs))
+    assert "plain 1 20.0 s – – – – – –" in words_of(page_of(runs))
 
 
 def test_a_lane_is_a_gpu_and_a_span_a_job_on_it(tmp_path: Path) -> None:
     write_samples(tmp_path / "plain", 0, 10, ("GPU-0", "GPU-1"))
     write_samples(tmp_path / "plain", 10, 10, ("GPU-1",), session="b")
     found = timeline({"plain": tmp_path / "plain"})
-    assert found.lanes == ["node1 · GPU 0 · Fake H100", "node1 · GPU 1 · Fake H100"]
+    assert found.lanes == [Lane("node1 · GPU 0 · Fake H100", 4096), Lane("node1 · GPU 1 · Fake H100", 4096)]
     assert [(job.lane, job.start, job.end) for job in found.jobs] == [(0, 0, 10), (1, 0, 10), (1, 10, 20)]
     assert (found.seconds, found.cuts) == (20, [])
 
@@ -92,6 +96,66 @@ def test_blocks_hold_the_mean_of_their_samples_and_stay_within_their_job(tmp_pat
     assert {round(block.busy or 0, 6) for block in found.blocks} == {0.5}
     assert len(found.blocks) == BLOCKS
     assert all(0 <= block.start <= block.end <= found.seconds for block in found.blocks)
+
+
+def test_a_block_has_the_most_memory_and_the_mean_power_of_its_samples(tmp_path: Path) -> None:
+    write_samples(tmp_path / "plain", 0, 999, memory_used_mib=1024, power_watts=200.0)
+    write_samples(tmp_path / "plain", 0, 999, memory_used_mib=3072, power_watts=400.0)
+    blocks = timeline({"plain": tmp_path / "plain"}).blocks
+    assert {(block.memory_mib, round(block.watts or 0, 6)) for block in blocks} == {(3072, 300)}
+
+
+def test_what_a_card_does_not_tell_has_no_strip(tmp_path: Path) -> None:
+    write_samples(tmp_path / "plain", 0, 50, power_watts=None)
+    drawn = draw_timeline(timeline({"plain": tmp_path / "plain"}), [0])
+    assert "memory, of 4 GiB" in drawn.desk
+    assert "power" not in drawn.desk
+
+
+def test_a_memory_strip_of_a_card_without_a_known_size_ends_at_the_most_that_was_used(tmp_path: Path) -> None:
+    write_samples(tmp_path / "plain", 0, 50)
+    path = tmp_path / "plain" / "a.jsonl"
+    path.write_text(path.read_text().replace('"memory_total_mib"', '"other"'))
+    assert "memory, up to 2 GiB" in draw_timeline(timeline({"plain": tmp_path / "plain"}), [0]).desk
+
+
+def bars(svg: str, colour: str) -> list[float]:
+    """The heights of the bars of a colour."""
+    paths = re.findall(rf'd="M[\d.]+,[\d.-]+h[\d.-]+v([\d.]+)[^"]*"[^>]*fill="{colour}"', svg)
+    return sorted({round(float(height), 3) for height in paths})
+
+
+def test_bars_are_as_high_as_their_share_of_the_strip(tmp_path: Path) -> None:
+    write_samples(tmp_path / "plain", 0, 50)
+    write_samples(tmp_path / "plain", 50, 50, session="b", power_watts=250.0)
+    svg = draw_timeline(timeline({"plain": tmp_path / "plain"}), [0]).desk
+    assert bars(svg, PALETTE[0]) == [
+        round(share * px, 3) for share, px in ((0.5, STRIP_PX), (1.0, STRIP_PX), (0.8, BUSY_PX))
+    ]
+
+
+@pytest.mark.parametrize(("gpus", "strips"), [(MAX_FULL_LANES, 3), (MAX_FULL_LANES + 1, 1)])
+def test_of_many_gpus_only_how_busy_they_were_is_drawn(tmp_path: Path, gpus: int, strips: int) -> None:
+    write_samples(tmp_path / "plain", 0, 20, tuple(f"GPU-{n}" for n in range(gpus)))
+    svg = draw_timeline(timeline({"plain": tmp_path / "plain"}), [0]).desk
+    assert svg.count("memory, ") + svg.count("power, ") == gpus * (strips - 1)
+
+
+def test_a_judge_that_writes_nothing_has_no_tokens_per_joule(tmp_path: Path) -> None:
+    runs = write_run(tmp_path, "plain", [generation(row(n), str(n)) for n in range(4)])
+    write_samples(runs["plain"] / "gpu", 0, 20, completion_tokens=0)
+    sum_up(runs["plain"])
+    assert "plain 1 20.0 s 80.0 % 80.0 % 2,048 MiB 500 W 10.0 kJ –" in words_of(page_of(runs))
+
+
+def test_teachers_and_trainings_stand_in_the_table(tmp_path: Path) -> None:
+    runs = write_run(tmp_path, "plain", [generation(row(n), str(n)) for n in range(4)])
+    beside = Beside(trainings=trained(tmp_path), logits=taught(tmp_path))
+    write_samples(beside.logits["taught"] / "gpu", 0, 10)
+    write_samples(beside.trainings["tuned"] / "gpu", 20, 10, completion_tokens=0)
+    text = words_of(render(gather(spec(), runs, {}, beside)))
+    assert "teacher taught 1 10.0 s 80.0 % 80.0 % 2,048 MiB 500 W 5.0 kJ 0.200" in text
+    assert "training tuned 1 10.0 s 80.0 % 80.0 % 2,048 MiB 500 W 5.0 kJ –" in text
 
 
 def test_a_pause_of_a_night_is_cut_short_and_marked(tmp_path: Path) -> None:
@@ -119,7 +183,7 @@ def test_the_chart_has_each_runs_colour_grey_for_a_judge_and_a_line_a_job(tmp_pa
     for svg in (drawn.desk, drawn.phone):
         assert f'fill="{PALETTE[0]}"' in svg
         assert f'fill="{SLATE}"' in svg
-        assert len(re.findall(rf'<line[^>]*stroke="{INK}"', svg)) == 2
+        assert len(re.findall(rf'<line[^>]*stroke="{INK}"', svg)) == 2 * 3
         assert "GPU 0 · Fake H100" in svg
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from gristmill.config.schema import SamplingConfig
 from gristmill.config.specs import ReportJudge, ReportSpec
 from gristmill.errors import UserError
+from gristmill.gpu.usage import usage_of
 from gristmill.report.axis import Axis
 from gristmill.report.comparisons import Family, read_comparisons
 from gristmill.report.inputs import (
@@ -104,13 +105,15 @@ class Report:
     trainings: list[Training] = field(default_factory=list)
     teachers: list[Teacher] = field(default_factory=list)
     invocation: Invocation | None = None
+    #: Teachers and trainings by the names of `units`, and what their jobs used.
+    gpu_beside: Mapping[str, GpuUsage] = field(default_factory=dict)
 
     @property
     def gpu_usage(self) -> dict[str, GpuUsage]:
-        """Run, or judge target, → what its GPU jobs used; only those that had a GPU."""
+        """Run, judge target, teacher or training → what its GPU jobs used; only those that had a GPU."""
         runs = {run.name: run.metrics.gpu for run in self.runs}
         judges = {judge.name: judge.metrics.gpu for judge in self.judges}
-        return {name: usage for name, usage in (runs | judges).items() if usage is not None}
+        return {name: usage for name, usage in (runs | judges).items() if usage is not None} | dict(self.gpu_beside)
 
     @property
     def datasets(self) -> list[str]:
@@ -149,9 +152,9 @@ def gather(
     judge_files = [JudgeFiles(folder, read_file(JudgeMetrics, folder / "metrics.json")) for folder in judges.values()]
     browser = join_rows(run_files, judge_files, spec.max_rows)
     shown_runs = [_run(spec, number, files) for number, files in enumerate(run_files)]
-    units = {**runs, **judges}
-    units |= {f"teacher {name}": folder for name, folder in beside.logits.items()}
-    units |= {f"training {name}": folder for name, folder in beside.trainings.items()}
+    others = {f"teacher {name}": folder for name, folder in beside.logits.items()}
+    others |= {f"training {name}": folder for name, folder in beside.trainings.items()}
+    units = {**runs, **judges, **others}
     held = read_held({name: folder / "gpu" for name, folder in units.items()})
     jobs = read_jobs({name: folder / "live" for name, folder in units.items()})
     axis = Axis([*held.spans, *(job.span for job in jobs)])
@@ -172,6 +175,11 @@ def gather(
         trainings=read_trainings(beside.trainings, spec.trainings),
         teachers=read_teachers(beside.logits),
         invocation=_invocation(beside.invocation),
+        gpu_beside={
+            name: GpuUsage.model_validate(usage)
+            for name, folder in others.items()
+            if (usage := usage_of(folder / "gpu")) is not None
+        },
     )
 
 

@@ -73,8 +73,19 @@ class GpuUsage(InputFile):
     memory_peak_mib: int | None = None
     energy_joules: float | None = None
     energy_source: str | None = None
+    completion_tokens: int | None = None
     tokens_per_joule: float | None = None
     throttled_seconds: dict[str, float] = {}
+
+    @property
+    def watts(self) -> float | None:
+        """Mean power of a GPU."""
+        return self.energy_joules / self.gpu_seconds if self.energy_joules is not None and self.gpu_seconds else None
+
+    @property
+    def per_joule(self) -> float | None:
+        """Tokens for each joule; None where no token was to be made, as by a judge that is read by likelihood."""
+        return self.tokens_per_joule if self.completion_tokens != 0 else None
 
 
 class RunMetrics(InputFile):

@@ -119,6 +119,7 @@ def render(report: Report) -> str:
             spread=spread,
             max_panels=charts.MAX_PANELS,
             max_lines=charts.MAX_LINES,
+            max_full_lanes=charts.MAX_FULL_LANES,
             trainings=[_training_view(training) for training in report.trainings],
             lineups=lineups(report.trainings, report.runs, report.comparisons),
             units=units(report),

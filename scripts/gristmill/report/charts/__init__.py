@@ -11,13 +11,21 @@
 """
 
 from gristmill.report.charts.drawing import GRID, HALO, INK, MUTED, PALETTE, SLATE, TIE, Drawing
-from gristmill.report.charts.over_time import MAX_LINES, MAX_PANELS, draw_curve, draw_throughput, draw_timeline
+from gristmill.report.charts.over_time import (
+    MAX_FULL_LANES,
+    MAX_LINES,
+    MAX_PANELS,
+    draw_curve,
+    draw_throughput,
+    draw_timeline,
+)
 from gristmill.report.charts.scores import MAX_LISTED, MAX_VALUES, draw_labels, draw_outcome, draw_slice, largest
 
 __all__ = [
     "GRID",
     "HALO",
     "INK",
+    "MAX_FULL_LANES",
     "MAX_LINES",
     "MAX_LISTED",
     "MAX_PANELS",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gristmill.report.charts.drawing import (
@@ -22,19 +24,23 @@ from gristmill.report.charts.drawing import (
     svg,
 )
 from gristmill.report.throughput import BLOCKS, Lane, Throughput
-from gristmill.report.timeline import Span, Timeline
+from gristmill.report.timeline import Block, Span, Timeline
 from gristmill.report.trainings import PANELS, Point
 
 LANE_PX, CURVE_PX, PANEL_PX = 46, 140, 44
+#: The strips of a GPU on the timeline: a line of text, and below it bars, the highest of which take so much.
+TEXT_PX, BUSY_PX, STRIP_PX, GAP_PX = 17, 28, 14, 6
 #: Jobs of a unit that are drawn as a line each; of more, how far apart they are and their mean.
 MAX_LINES = 8
 MAX_PANELS = 12
+#: GPUs of which memory and power are drawn too; of more, how busy each was.
+MAX_FULL_LANES = 16
 #: Shorter than this: in units of so many seconds, called so.
 TIME_UNITS = ((180, 1, "s"), (3 * 3600, 60, "min"), (float("inf"), 3600, "h"))
 
 
 def draw_timeline(timeline: Timeline, colours: Sequence[int | None]) -> Drawing:
-    """How busy each GPU was, in the colour of the run it worked for; a line where a job began, a gap for a pause.
+    """How busy each GPU was, its memory and power, in the colour of the run it worked for; a line where a job began.
 
     Args:
         timeline: what to draw.
@@ -58,27 +64,83 @@ def draw_curve(curve: Mapping[str, Sequence[Point]]) -> Drawing:
     return Drawing(*(svg(_curve_chart(curve, size)) for size in (DESK, PHONE)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    """A measure of a GPU, drawn as bars that stand on the bottom of the strip; pixels from the top of the chart."""
+
+    lane: int
+    text: str
+    top: float
+    bottom: float
+    #: The share of the strip's height; None where it is not known.
+    height: Callable[[Block], float | None]
+
+
+def _strips(timeline: Timeline) -> list[_Strip]:
+    """How busy each GPU was, and of a few GPUs also memory and power."""
+    full = len(timeline.lanes) <= MAX_FULL_LANES
+    watts = max((block.watts for block in timeline.blocks if block.watts is not None), default=0)
+    found: list[_Strip] = []
+    top = 0.0
+    for number, lane in enumerate(timeline.lanes):
+        blocks = [block for block in timeline.blocks if block.lane == number]
+        used = max((block.memory_mib for block in blocks if block.memory_mib is not None), default=0)
+        memory = lane.memory_mib or used
+        parts: list[tuple[str, int, Callable[[Block], float | None]]] = [(lane.name, BUSY_PX, lambda block: block.busy)]
+        if full and memory:
+            said = f"memory, {'of' if lane.memory_mib else 'up to'} {memory / 1024:,.0f} GiB"
+            parts.append((said, STRIP_PX, partial(_share, "memory_mib", memory)))
+        if full and watts:
+            parts.append((f"power, up to {watts:,.0f} W", STRIP_PX, partial(_share, "watts", watts)))
+        for text, high, height in parts:
+            found.append(_Strip(number, text, top, top + TEXT_PX + high, height))
+            top += TEXT_PX + high
+        top += GAP_PX
+    return found
+
+
+def _share(name: str, most: float, block: Block) -> float | None:
+    value: float | None = getattr(block, name)
+    return None if value is None else min(value / most, 1.0)
+
+
 def _timeline_chart(timeline: Timeline, colours: Sequence[int | None], size: Size) -> Chart:
     import altair as alt
 
-    width, names = _time_width(size), timeline.lanes
+    width, strips = _time_width(size), _strips(timeline)
     every, _ = _time_unit(timeline.seconds)
+    high = strips[-1].bottom
     x = _time_axis("start:Q", timeline.seconds, width)
-    y = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[0, len(names)], range=[0, LANE_PX * len(names)]))
-    held, busy = ([_timeline_row(span, colours, every) for span in part] for part in (timeline.jobs, timeline.blocks))
-    cuts = [{"start": place / every, "top": 0, "bottom": len(names)} for place in timeline.cuts]
-    lanes = [{"top": lane + 0.18, "text": clean(name)} for lane, name in enumerate(names)]
+    y = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[0, high], range=[0, high]))
+    held = [
+        _bar(span, strip, 1.0, colours, every) for strip in strips for span in timeline.jobs if span.lane == strip.lane
+    ]
+    bars = [
+        _bar(block, strip, share, colours, every)
+        for strip in strips
+        for block in timeline.blocks
+        if block.lane == strip.lane and (share := strip.height(block)) is not None
+    ]
+    cuts = [{"start": place / every, "top": 0, "bottom": high} for place in timeline.cuts]
+    names = [{"top": strip.top + 7, "text": clean(strip.text)} for strip in strips]
     colour = alt.Color("colour:N", scale=None, legend=None)
     layers = alt.layer(
         plot(held).mark_rect(color=TIE, opacity=0.3).encode(x=x, x2="end:Q", y=y, y2="bottom:Q"),
-        plot(busy).mark_rect().encode(x=x, x2="end:Q", y=y, y2="bottom:Q", color=colour),
+        plot(bars).mark_rect().encode(x=x, x2="end:Q", y=y, y2="bottom:Q", color=colour),
         plot(held).mark_rule(color=INK).encode(x=x, y=y, y2="bottom:Q"),
         plot(cuts).mark_rule(color=GRID, strokeDash=[3, 3]).encode(x=x, y=y, y2="bottom:Q"),
-        plot(lanes)
-        .mark_text(align="left", fontSize=11, color=MUTED, limit=width)
+        plot(names)
+        .mark_text(align="left", baseline="middle", fontSize=11, color=MUTED, limit=width)
         .encode(x=alt.value(0), y=y, text="text:N"),
     )
-    return layers.properties(width=width, height=LANE_PX * len(names))
+    return layers.properties(width=width, height=high)
+
+
+def _bar(span: Span, strip: _Strip, share: float, colours: Sequence[int | None], every: float) -> dict[str, Any]:
+    colour = colours[span.unit]
+    times = {"start": span.start / every, "end": span.end / every}
+    place = {"top": strip.bottom - share * (strip.bottom - strip.top - TEXT_PX), "bottom": strip.bottom}
+    return {**times, **place, "colour": SLATE if colour is None else PALETTE[colour]}
 
 
 def _time_width(size: Size) -> int:
@@ -150,15 +212,6 @@ def _speed_axis(field: str) -> Chart:
     text = "format(datum.value, '~s')"  # each by itself: 500 beside 1k, not 0.5k
     axis = alt.Axis(title=None, tickCount=2, labelExpr=text, minExtent=44, maxExtent=44)
     return alt.Y(field, axis=axis, scale=alt.Scale(zero=True))
-
-
-def _timeline_row(span: Span, colours: Sequence[int | None], every: float) -> dict[str, Any]:
-    """A bar that stands on the bottom of its lane; a job's own bar is as high as 100 %."""
-    colour = colours[span.unit]
-    height = 0.6 * (1.0 if span.busy is None else span.busy)
-    times = {"start": span.start / every, "end": span.end / every}
-    place = {"top": span.lane + 0.95 - height, "bottom": span.lane + 0.95}
-    return {**times, **place, "colour": SLATE if colour is None else PALETTE[colour]}
 
 
 def _curve_chart(curve: Mapping[str, Sequence[Point]], size: Size) -> Chart:
