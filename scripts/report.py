@@ -24,7 +24,7 @@ from pathlib import Path
 
 from gristmill.arguments import named_paths
 from gristmill.config.specs import ReportSpec, decode
-from gristmill.errors import run_main
+from gristmill.errors import UserError, run_main
 from gristmill.report.data import Beside
 from gristmill.report.render import write_report
 
@@ -33,7 +33,7 @@ def main() -> None:
     """Folders in, one page out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True)
-    parser.add_argument("--run", action="append", default=[], metavar="NAME=FOLDER", required=True)
+    parser.add_argument("--run", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--judge", action="append", default=[], metavar="JUDGE/TARGET=FOLDER")
     parser.add_argument("--jury", action="append", default=[], metavar="JURY/TARGET=FOLDER")
     parser.add_argument("--training", action="append", default=[], metavar="NAME=FOLDER")
@@ -51,8 +51,12 @@ def main() -> None:
     beside = Beside(
         named_paths("--jury", args.jury), args.comparisons, args.rankings, invocation=args.invocation, **trained
     )
+    if not (runs or trained["trainings"] or trained["logits"]):
+        raise UserError("nothing to report on: give at least one --run, --training or --logits")
     size = write_report(decode(ReportSpec, args.spec), runs, judges, args.out, beside)
-    print(f"{args.out}: {len(runs)} runs, {len(judges)} judge targets, {size / 1e6:.2f} MB")
+    numbers = f"{len(runs)} runs, {len(judges)} judge targets"
+    beyond = "".join(f", {len(folders)} {name}" for name, folders in trained.items() if folders)
+    print(f"{args.out}: {numbers}{beyond}, {size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

@@ -123,9 +123,24 @@ def test_a_key_like_no_other_gets_the_list_of_keys(root: Path) -> None:
     assert line.startswith("runs.one.xyzzy is not a known key; known here: cluster, dataset, formats, labels, max_fai")
 
 
-@pytest.mark.parametrize("place", ["datasets", "models", "prompts", "runs"])
+@pytest.mark.parametrize("place", ["datasets", "models"])
 def test_a_missing_section_is_named(root: Path, place: str) -> None:
     assert f"{place} is missing; add it (config/README.md explains every key)" in refusals(edited(place, MISSING))
+
+
+@pytest.mark.parametrize("runs", [MISSING, {}])
+def test_a_config_without_anything_to_do_is_refused(root: Path, runs: Any) -> None:
+    line = "runs is missing; add it, or logits or trainings (config/README.md explains every key)"
+    assert line in refusals(edited("runs", runs))
+
+
+def test_a_training_or_a_teacher_needs_no_runs(root: Path) -> None:
+    taught = {"model": "small", "dataset": "questions", "text_field": "question"}
+    config = {"datasets": BASE["datasets"], "models": {"small": {"source": "org/small"}}}
+    assert load(config | {"logits": {"taught": taught}}).runs == {}
+    trained = {"objective": "pretrain", "base": "small", "steps": 1, "learning_rate": 0.1}
+    trained |= {"dataset": "questions", "text_field": "question"}
+    assert load(config | {"trainings": {"trained": trained}}).prompts == {}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +173,7 @@ def test_a_config_that_is_no_mapping_is_refused_in_one_line(root: Path, values: 
 
 
 def test_an_empty_config_names_every_section_it_needs(root: Path) -> None:
-    assert [line.partition(" ")[0] for line in refusals({})] == ["datasets", "models", "prompts", "runs"]
+    assert [line.partition(" ")[0] for line in refusals({})] == ["datasets", "models", "runs"]
 
 
 def test_several_problems_give_several_lines(root: Path) -> None:

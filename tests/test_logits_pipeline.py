@@ -46,6 +46,15 @@ def known(project: Project, name: str) -> list[str]:
 
 
 @pytest.mark.slow
+def test_a_teacher_alone_is_a_whole_config(teacher: Project) -> None:
+    teacher.write_config({**config(runs={}, prompts={}), "logits": {"questions": config()["logits"]["questions"]}})
+    teacher.done()
+    assert len(LogitsReader(teacher.folder / "results/logits/questions/data")) == 8
+    assert "logits of 1 teacher" in (teacher.folder / "results/report.html").read_text()
+    assert "Nothing to be done" in teacher.done()
+
+
+@pytest.mark.slow
 def test_texts_of_all_kinds_come_out_as_data_and_a_new_row_costs_itself_alone(teacher: Project) -> None:
     teacher.done(gpu=2)
     results = teacher.folder / "results/logits"

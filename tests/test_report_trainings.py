@@ -263,3 +263,18 @@ def test_trainings_and_teachers_have_their_lines_of_provenance(tmp_path: Path) -
     assert f"{line} 1 min 01 s 2,040.4" in text
     line = "taught logits · 2026-01-02 03:04 large org/large – transformers float32 Fake H100 (1) – 12"
     assert f"{line} 12.0 s 360.1" in text
+
+
+def test_a_report_without_runs_has_what_is_there_and_no_empty_sections(tmp_path: Path) -> None:
+    page = render(gather(spec(), {}, {}, Beside(trainings=trained(tmp_path), logits=taught(tmp_path))))
+    assert re.findall(r'<a href="#([a-z]+)">', page) == ["trainings", "provenance"]
+    assert re.findall(r'<section id="([a-z]+)"', page) == ["trainings", "provenance"]
+    assert "No runs · 1 training · logits of 1 teacher" in words_of(page)
+    assert "<script" not in page
+    assert 'href="#samples"' not in page
+
+
+def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
+    said = run_script("--spec", encode(spec()), "--out", str(tmp_path / "report.html"))
+    assert said.returncode == 2
+    assert "nothing to report on: give at least one --run, --training or --logits" in said.stderr

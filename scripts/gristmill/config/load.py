@@ -35,6 +35,9 @@ _ADVICE = {
     "string_pattern_mismatch": "use letters, digits, '.', '_' and '-', beginning with a letter or digit",
 }
 _MAX_SHOWN = 80
+#: Sections of which a config has at least one.
+_WORK = ("runs", "logits", "trainings")
+_NO_WORK = "runs is missing; add it, or logits or trainings (config/README.md explains every key)"
 
 
 def load_config(values: Mapping[str, Any], roots: Iterable[Path]) -> Config:
@@ -49,11 +52,12 @@ def load_config(values: Mapping[str, Any], roots: Iterable[Path]) -> Config:
     """
     if not isinstance(values, Mapping):
         raise UserError(f"the config is {_shown(values)}; write sections (datasets, models, …), see config/README.md")
+    idle = [] if any(values.get(section) for section in _WORK) else [_NO_WORK]
     try:
         config = Config.model_validate(dict(values))
     except ValidationError as error:
-        raise UserError("\n".join(_problems(error))) from None
-    problems = [*_unwritable(config.model_dump(), ""), *_names_alike(config), *_reference_problems(config)]
+        raise UserError("\n".join([*_problems(error), *idle])) from None
+    problems = [*idle, *_unwritable(config.model_dump(), ""), *_names_alike(config), *_reference_problems(config)]
     problems += comparison_problems(config)
     config, missing = _with_paths(config, list(roots))
     if problems + missing:

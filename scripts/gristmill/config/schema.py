@@ -188,8 +188,8 @@ class Config(Section):
 
     datasets: dict[Name, DatasetConfig]
     models: dict[Name, ModelConfig]
-    prompts: dict[Name, PromptConfig]
-    runs: dict[Name, RunConfig] = Field(min_length=1)
+    prompts: dict[Name, PromptConfig] = {}
+    runs: dict[Name, RunConfig] = {}
     judges: dict[Name, JudgeConfig] = {}
     juries: dict[Name, JuryConfig] = {}
     logits: dict[Name, LogitsConfig] = {}

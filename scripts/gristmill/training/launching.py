@@ -159,7 +159,9 @@ class Launch:
 
 
 def _run_module(processes: int, python: str = sys.executable) -> list[str]:
-    return [python, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--max-restarts=0"]
+    # Logs go where the launcher's go; without a place that is none, torchrun leaves a folder of each start in /tmp.
+    said = f"--log-dir={os.devnull}"
+    return [python, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--max-restarts=0", said]
 
 
 def _nodes_of(job: str) -> list[str]:
