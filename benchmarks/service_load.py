@@ -23,6 +23,9 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS: tuple[str, ...] = (
@@ -49,8 +52,9 @@ def main() -> None:
         try:
             token = (folder / ".gristmill-service" / "token").read_text().strip()
             run = None if args.idle else begin(url, token)
-            load = os.getloadavg()
+            load, before = os.getloadavg(), psutil.cpu_times()
             took, errors = asyncio.run(fire(url, token, args.rate, args.seconds))
+            stolen = stolen_ratio(before, psutil.cpu_times())
             done = None if run is None else json.loads(ask(url, token, f"/v1/runs/{run}"))["done"]
             if run is not None:
                 ask(url, token, f"/v1/runs/{run}", method="DELETE")
@@ -64,9 +68,17 @@ def main() -> None:
         f"p{share * 100:g}_ms": round(took[int(share * (len(took) - 1))] * 1000, 2) for share in (0.5, 0.9, 0.99, 1)
     }
     found |= {"requests": len(took) + len(errors), "errors": len(errors), "rate": args.rate, "seconds": args.seconds}
-    found |= {"rows_of_the_run_beside": done, "load_before": load[0], "cores": os.cpu_count()}
+    found |= {"rows_of_the_run_beside": done, "load_before": round(load[0], 2), "cores": os.cpu_count()}
+    found |= {"stolen_cpu_ratio": stolen}
     print(json.dumps(found, indent=1))
     print(*errors[:3], sep="\n", end="\n" if errors else "")
+
+
+def stolen_ratio(before: Any, after: Any) -> float | None:
+    """The share of the cores' time that a virtual machine's host gave to others; None where it is not told."""
+    if not hasattr(after, "steal"):
+        return None
+    return round((after.steal - before.steal) / ((sum(after) - sum(before)) or 1), 3)
 
 
 def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
