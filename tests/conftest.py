@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,10 @@ class Project:
     """A user's folder: config.yaml, data and prompts; results/ appears in it."""
 
     folder: Path
+
+    def copied(self, parent: Path) -> "Project":
+        """The same with its results and their dates in a folder of `parent`: what a run left, without running again."""
+        return Project(Path(shutil.copytree(self.folder, parent / self.folder.name, symlinks=True)))
 
     def write_rows(self, rows: Iterable[dict[str, Any]], name: str = "rows.jsonl") -> None:
         (self.folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -141,7 +146,12 @@ def echo_config(**changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     """An echo project of 12 rows, in a folder whose name has a space."""
-    folder = tmp_path / "my project"
+    return echo_project(tmp_path)
+
+
+def echo_project(parent: Path) -> Project:
+    """The same in a folder of `parent`."""
+    folder = parent / "my project"
     folder.mkdir()
     made = Project(folder)
     made.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(12))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Project, echo_config, wait_until
+from conftest import ROOT, Project, echo_config, echo_project, wait_until
 
 JUDGED = {
     "runs": {
@@ -36,12 +36,42 @@ JUDGED = {
 @pytest.fixture
 def judged(project: Project) -> Project:
     """Two runs, a pointwise judge that always says A, and a pairwise one that always chooses the first answer."""
+    return with_judges(project)
+
+
+def with_judges(project: Project) -> Project:
     project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n, "kind": "ab"[n % 2]} for n in range(8))
     project.write_prompt("loud.jinja", "{{ question }}!")
     project.write_prompt("grade.jinja", "Verdict: A")
     project.write_prompt("compare.jinja", "[[A]]")
     project.write_config(echo_config(**JUDGED))
     return project
+
+
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = echo_project(tmp_path_factory.mktemp("finished"))
+    made.done()
+    return made
+
+
+@pytest.fixture(scope="module")
+def judged_once(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = with_judges(echo_project(tmp_path_factory.mktemp("judged")))
+    made.done()
+    return made
+
+
+@pytest.fixture
+def finished(finished_once: Project, tmp_path: Path) -> Project:
+    """`project` after a run."""
+    return finished_once.copied(tmp_path)
+
+
+@pytest.fixture
+def finished_judged(judged_once: Project, tmp_path: Path) -> Project:
+    """`judged` after a run."""
+    return judged_once.copied(tmp_path)
 
 
 def jobs(output: str) -> dict[str, int]:
@@ -87,15 +117,14 @@ def test_a_generation_line_has_the_documented_columns_in_the_dataset_order(judge
     }
 
 
-def test_a_judge_that_always_says_a_is_unreliable_and_names_no_winner(judged: Project) -> None:
-    judged.done()
-    arena = judged.value("judges/arena/plain_vs_loud/metrics.json")
+def test_a_judge_that_always_says_a_is_unreliable_and_names_no_winner(finished_judged: Project) -> None:
+    arena = finished_judged.value("judges/arena/plain_vs_loud/metrics.json")
     assert (arena["n"], arena["asked"], arena["disagreements"], arena["consistency"]) == (8, 16, 8, 0.0)
     assert arena["label_counts"] == {"A": 16, "B": 0, "C": 0}
     assert arena["wins"] == {"plain": 0, "loud": 0}
     assert not arena["reliable"]
-    assert not judged.value("judges/grader/plain/metrics.json")["reliable"]
-    assert "unreliable" in (judged.folder / "results/report.html").read_text()
+    assert not finished_judged.value("judges/grader/plain/metrics.json")["reliable"]
+    assert "unreliable" in (finished_judged.folder / "results/report.html").read_text()
 
 
 def test_80_rows_on_3_workers_are_split_27_27_26(project: Project) -> None:
@@ -111,9 +140,8 @@ def test_2_rows_on_5_workers_make_2_shards(project: Project) -> None:
     assert jobs(project.done(gpu=5))["generate"] == 2
 
 
-def test_a_second_run_has_nothing_to_do(judged: Project) -> None:
-    judged.done(gpu=2)
-    assert "Nothing to be done" in judged.done(gpu=2)
+def test_a_second_run_has_nothing_to_do(finished_judged: Project) -> None:
+    assert "Nothing to be done" in finished_judged.done()
 
 
 def test_the_dry_run_shows_every_job_and_makes_no_file(judged: Project) -> None:
@@ -224,15 +252,14 @@ def test_term_to_a_job_keeps_its_rows_and_its_retry_goes_on(project: Project) ->
     assert len(project.asked("runs/plain")) == 40
 
 
-def test_a_changed_judge_prompt_asks_the_judge_again_and_generates_nothing(judged: Project) -> None:
-    judged.done()
-    judged.write_prompt("grade.jinja", "Verdict: B")
-    ran = jobs(judged.done())
+def test_a_changed_judge_prompt_asks_the_judge_again_and_generates_nothing(finished_judged: Project) -> None:
+    finished_judged.write_prompt("grade.jinja", "Verdict: B")
+    ran = jobs(finished_judged.done())
     assert not {"generate", "merge"} & set(ran)
     assert ran["judge_generate"] == 2
-    assert (len(judged.asked("runs/plain")), len(judged.asked("judges/grader/plain"))) == (8, 16)
-    assert len(judged.asked("judges/arena/plain_vs_loud")) == 16
-    assert judged.value("judges/grader/plain/metrics.json")["label_counts"] == {"A": 0, "B": 8}
+    assert (len(finished_judged.asked("runs/plain")), len(finished_judged.asked("judges/grader/plain"))) == (8, 16)
+    assert len(finished_judged.asked("judges/arena/plain_vs_loud")) == 16
+    assert finished_judged.value("judges/grader/plain/metrics.json")["label_counts"] == {"A": 0, "B": 8}
 
 
 @pytest.mark.parametrize(
@@ -242,18 +269,18 @@ def test_a_changed_judge_prompt_asks_the_judge_again_and_generates_nothing(judge
         ({"gpus": {"wait_minutes": 5}}, set()),
     ],
 )
-def test_an_edit_reruns_only_what_depends_on_it(judged: Project, change: dict[str, Any], expected: set[str]) -> None:
-    judged.done()
-    judged.write_config(echo_config(**JUDGED, **change))
-    assert set(jobs(judged.done("-n"))) == expected
+def test_an_edit_reruns_only_what_depends_on_it(
+    finished_judged: Project, change: dict[str, Any], expected: set[str]
+) -> None:
+    finished_judged.write_config(echo_config(**JUDGED, **change))
+    assert set(jobs(finished_judged.done("-n"))) == expected
 
 
-def test_a_changed_metric_starts_no_model(judged: Project) -> None:
-    judged.done()
+def test_a_changed_metric_starts_no_model(finished_judged: Project) -> None:
     config = echo_config(**json.loads(json.dumps(JUDGED)))
     config["runs"]["plain"]["metrics"] = ["exact_match"]
-    judged.write_config(config)
-    ran = jobs(judged.done())
+    finished_judged.write_config(config)
+    ran = jobs(finished_judged.done())
     assert set(ran) == {"metrics", "verdicts", "report"}
 
 
@@ -266,28 +293,25 @@ def test_an_edited_chat_template_file_asks_again(project: Project) -> None:
     assert len(project.asked("runs/plain")) == 24
 
 
-def test_a_result_that_was_removed_is_made_again_without_a_model(project: Project) -> None:
-    project.done()
-    (project.folder / "results/runs/plain/generations.jsonl").unlink()
-    project.done()
-    assert len(project.lines("runs/plain/generations.jsonl")) == 12
-    assert len(project.asked("runs/plain")) == 12
+def test_a_result_that_was_removed_is_made_again_without_a_model(finished: Project) -> None:
+    (finished.folder / "results/runs/plain/generations.jsonl").unlink()
+    finished.done()
+    assert len(finished.lines("runs/plain/generations.jsonl")) == 12
+    assert len(finished.asked("runs/plain")) == 12
 
 
-def test_added_and_edited_rows_are_the_only_ones_asked(project: Project) -> None:
-    project.done()
+def test_added_and_edited_rows_are_the_only_ones_asked(finished: Project) -> None:
     rows = [{"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(12)]
     rows[4]["question"] = "say something else"
-    project.write_rows([{"id": "new", "question": "say new", "reference": 0}, *rows[::-1]])
-    project.done(gpu=3)
-    assert sorted(project.asked("runs/plain")[12:]) == ["new", "r4"]
-    assert [line["id"] for line in project.lines("runs/plain/generations.jsonl")][:2] == ["new", "r11"]
+    finished.write_rows([{"id": "new", "question": "say new", "reference": 0}, *rows[::-1]])
+    finished.done(gpu=3)
+    assert sorted(finished.asked("runs/plain")[12:]) == ["new", "r4"]
+    assert [line["id"] for line in finished.lines("runs/plain/generations.jsonl")][:2] == ["new", "r11"]
 
 
-def test_another_number_of_gpus_asks_nothing_again(project: Project) -> None:
-    project.done(gpu=1)
-    project.done("--forcerun", "merge", gpu=4)
-    assert len(project.asked("runs/plain")) == 12
+def test_another_number_of_gpus_asks_nothing_again(finished: Project) -> None:
+    finished.done("--forcerun", "merge", gpu=4)
+    assert len(finished.asked("runs/plain")) == 12
 
 
 def test_samples_become_rows_of_their_own(project: Project) -> None:
@@ -467,21 +491,19 @@ def test_more_failed_rows_than_the_run_may_have_are_no_result(project: Project) 
 # ---- what a newcomer met
 
 
-def test_a_plan_is_shown_in_a_folder_with_results(project: Project) -> None:
-    project.done()
-    assert "model echo: " in project.done("plan")
-    assert "Nothing to be done" in project.done()
+def test_a_plan_is_shown_in_a_folder_with_results(finished: Project) -> None:
+    assert "model echo: " in finished.done("plan")
+    assert "Nothing to be done" in finished.done()
 
 
-def test_a_prompt_that_is_put_back_with_its_old_date_is_noticed(project: Project) -> None:
-    old = (project.folder / "ask.jinja").stat()
-    project.done()
-    project.write_prompt("ask.jinja", "please {{ question }}")
-    project.done()
-    project.write_prompt("ask.jinja", "{{ question }}")
-    os.utime(project.folder / "ask.jinja", ns=(old.st_atime_ns, old.st_mtime_ns))
-    project.done()
-    assert project.lines("runs/plain/generations.jsonl")[3]["text"] == "say 3"
+def test_a_prompt_that_is_put_back_with_its_old_date_is_noticed(finished: Project) -> None:
+    old = (finished.folder / "ask.jinja").stat()
+    finished.write_prompt("ask.jinja", "please {{ question }}")
+    finished.done()
+    finished.write_prompt("ask.jinja", "{{ question }}")
+    os.utime(finished.folder / "ask.jinja", ns=(old.st_atime_ns, old.st_mtime_ns))
+    finished.done()
+    assert finished.lines("runs/plain/generations.jsonl")[3]["text"] == "say 3"
 
 
 def test_results_that_are_a_file_or_a_link_to_nowhere_are_one_line(project: Project) -> None:
@@ -498,42 +520,40 @@ def journal_program(project: Project, *arguments: str) -> subprocess.CompletedPr
     return subprocess.run(command, cwd=project.folder, capture_output=True, text=True, check=False)
 
 
-def test_prune_drops_what_no_request_asks_for_and_refuses_when_that_is_not_known(project: Project) -> None:
-    project.done()
-    project.write_prompt("ask.jinja", "please {{ question }}")
-    project.done()
-    assert "12 answers that generations.jsonl does not use" in journal_program(project, "prune").stdout
-    folder = project.folder / "results/runs/plain"
+def test_prune_drops_what_no_request_asks_for_and_refuses_when_that_is_not_known(finished: Project) -> None:
+    finished.write_prompt("ask.jinja", "please {{ question }}")
+    finished.done()
+    assert "12 answers that generations.jsonl does not use" in journal_program(finished, "prune").stdout
+    folder = finished.folder / "results/runs/plain"
     whole = (folder / "generations.jsonl").read_bytes()
     (folder / "generations.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:5]))
-    assert "is not what generations.jsonl.sha256 says" in journal_program(project, "prune", "--apply").stderr
+    assert "is not what generations.jsonl.sha256 says" in journal_program(finished, "prune", "--apply").stderr
     (folder / "generations.jsonl").write_bytes(whole)
     asked = (folder / "requests.jsonl").read_bytes()
     (folder / "requests.jsonl").write_bytes(asked.replace(b"please say 3", b"say 3"))  # a run that was killed since
-    assert "does not answer the current requests" in journal_program(project, "prune", "--apply").stderr
+    assert "does not answer the current requests" in journal_program(finished, "prune", "--apply").stderr
     (folder / "requests.jsonl").write_bytes(asked)
-    assert journal_program(project, "prune", "--apply").returncode == 0
-    assert sorted(project.asked("runs/plain")) == sorted(f"r{n}" for n in range(12))
-    assert journal_program(project, "check").returncode == 0
-    assert "1 segments, 12 answers, 0 failures" in journal_program(project, "show").stdout
+    assert journal_program(finished, "prune", "--apply").returncode == 0
+    assert sorted(finished.asked("runs/plain")) == sorted(f"r{n}" for n in range(12))
+    assert journal_program(finished, "check").returncode == 0
+    assert "1 segments, 12 answers, 0 failures" in journal_program(finished, "show").stdout
 
 
 @pytest.mark.parametrize(("name", "after"), [("requests.jsonl", "split"), ("generations.jsonl", "metrics")])
 def test_a_result_that_is_cut_or_edited_by_hand_is_refused_and_made_anew(
-    project: Project, name: str, after: str
+    finished: Project, name: str, after: str
 ) -> None:
-    project.done()
-    path = project.folder / "results/runs/plain" / name
+    path = finished.folder / "results/runs/plain" / name
     whole = path.read_bytes()
     for damaged in (b"".join(whole.splitlines(keepends=True)[:5]), whole.replace(b"say 7", b"say 8")):
         path.write_bytes(damaged)
-        result = project.run()
+        result = finished.run()
         assert (result.returncode, f"Error in rule {after}" in result.stdout) == (1, True)
         assert f"plain/{name} is not what {name}.sha256 says; the file was cut or edited" in result.stdout
     path.unlink()
-    project.done()
-    assert [line["id"] for line in project.lines("runs/plain/generations.jsonl")] == [f"r{n}" for n in range(12)]
-    assert sorted(project.asked("runs/plain")) == sorted(f"r{n}" for n in range(12))
+    finished.done()
+    assert [line["id"] for line in finished.lines("runs/plain/generations.jsonl")] == [f"r{n}" for n in range(12)]
+    assert sorted(finished.asked("runs/plain")) == sorted(f"r{n}" for n in range(12))
 
 
 def test_a_clock_that_jumped_is_said_and_costs_no_answer(project: Project) -> None:
