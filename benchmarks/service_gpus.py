@@ -245,11 +245,11 @@ def compare(seen: Seen, listed: JsonDict) -> None:
 
 
 def smi(fields: str) -> dict[str, list[float]]:
-    """What nvidia-smi says of each GPU, by its UUID."""
+    """What nvidia-smi says of each GPU that tells all of it, by its UUID."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
     cells = [[cell.strip() for cell in line.split(",")] for line in lines]
-    return {row[0]: [float(cell) for cell in row[1:]] for row in cells}
+    return {row[0]: [float(cell) for cell in row[1:]] for row in cells if "[N/A]" not in row}
 
 
 def memory_used(there: Sequence[Gpu], dry: bool) -> float:
@@ -332,7 +332,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--logs", type=Path, help="where the logs of the jobs go")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     args = parser.parse_args()
-    args.rows = args.rows or (400 if args.dry else 2400)
+    args.rows = (400 if args.dry else 2400) if args.rows is None else args.rows
+    if args.rows < 8:
+        parser.error(f"--rows is {args.rows}; at least 8")
     return args
 
 

@@ -134,6 +134,12 @@ def test_a_config_without_anything_to_do_is_refused(root: Path, runs: Any) -> No
     assert line in refusals(edited("runs", runs))
 
 
+@pytest.mark.parametrize("values", [None, [], 0])
+def test_runs_that_are_no_mapping_are_one_line(root: Path, values: Any) -> None:
+    (line,) = refusals(edited("runs", values))
+    assert line.startswith("runs ")
+
+
 def test_a_training_or_a_teacher_needs_no_runs(root: Path) -> None:
     taught = {"model": "small", "dataset": "questions", "text_field": "question"}
     config = {"datasets": BASE["datasets"], "models": {"small": {"source": "org/small"}}}

@@ -13,8 +13,8 @@ from gristmill.files import read_json, write_json
 from gristmill.gpu.usage import usage_of
 from gristmill.report import words
 from gristmill.report.axis import Axis
-from gristmill.report.charts import INK, MAX_FULL_LANES, PALETTE, SLATE, draw_timeline
-from gristmill.report.charts.over_time import BUSY_PX, STRIP_PX
+from gristmill.report.charts import INK, PALETTE, SLATE, draw_timeline
+from gristmill.report.charts.over_time import BUSY_PX, MAX_FULL_LANES, STRIP_PX
 from gristmill.report.data import Beside, gather
 from gristmill.report.render import render
 from gristmill.report.timeline import BLOCKS, Lane, Timeline, read_held, timeline_of
@@ -119,6 +119,34 @@ def test_a_memory_strip_of_a_card_without_a_known_size_ends_at_the_most_that_was
     assert "memory, up to 2 GiB" in draw_timeline(timeline({"plain": tmp_path / "plain"}), [0]).desk
 
 
+def test_keys_that_a_sample_lacks_are_not_told(tmp_path: Path) -> None:
+    runs = write_run(tmp_path, "plain", [generation(row(n), str(n)) for n in range(4)])
+    write_samples(runs["plain"] / "gpu", 0, 20)
+    path = runs["plain"] / "gpu" / "a.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = ("gristmill_gpu", "session", "host", "devices", "uuid", "time_unix_s", "monotonic_s", "completion_tokens")
+    path.write_text("".join(json.dumps({key: line[key] for key in kept if key in line}) + "\n" for line in lines))
+    sum_up(runs["plain"])
+    page = page_of(runs)
+    assert "plain 1 20.0 s – – – – – –" in words_of(page)
+    assert "How busy each GPU was. A line marks" in words_of(page)
+
+
+def test_the_caption_names_what_is_drawn(tmp_path: Path) -> None:
+    runs = write_run(tmp_path, "plain", [generation(row(n), str(n)) for n in range(4)])
+    write_samples(runs["plain"] / "gpu", 0, 20, power_watts=0.2, memory_used_mib=300)
+    sum_up(runs["plain"])
+    assert "How busy each GPU was, its memory. A line marks" in words_of(page_of(runs))
+
+
+@pytest.mark.parametrize(("mib", "said"), [(300, "memory, of 300 MiB"), (9856, "memory, of 10 GiB")])
+def test_the_size_of_a_memory_is_said_in_a_unit_of_its_size(tmp_path: Path, mib: int, said: str) -> None:
+    write_samples(tmp_path / "plain", 0, 5)
+    path = tmp_path / "plain" / "a.jsonl"
+    path.write_text(path.read_text().replace('"memory_total_mib": 4096', f'"memory_total_mib": {mib}'))
+    assert said in draw_timeline(timeline({"plain": tmp_path / "plain"}), [0]).desk
+
+
 def bars(svg: str, colour: str) -> list[float]:
     """The heights of the bars of a colour."""
     paths = re.findall(rf'd="M[\d.]+,[\d.-]+h[\d.-]+v([\d.]+)[^"]*"[^>]*fill="{colour}"', svg)
@@ -201,6 +229,13 @@ def test_energy_is_said_in_a_unit_of_its_size(joules: float | None, text: str) -
         *('{"session": "a", "uuid": "GPU-0"}', '{"session": "a", "uuid": "GPU-0", "time_unix_s": "x"}'),
         *('{"gristmill_gpu": 1, "session": "a", "devices": [{}]}', '{"gristmill_gpu": 1, "session": "a", "host": 1}'),
         '{"session": "a", "uuid": "GPU-0", "time_unix_s": 1, "monotonic_s": 1e999, "completion_tokens": 0}',
+        *(
+            f'{{"session": "a", "uuid": "GPU-0", "time_unix_s": 1e9, "monotonic_s": 5, "completion_tokens": 0, {odd}}}'
+            for odd in (
+                *('"utilization_ratio": 5', '"utilization_ratio": -1', '"power_watts": -500'),
+                *('"memory_used_mib": -1', '"memory_used_mib": 100.5', '"energy_joules": -1'),
+            )
+        ),
     ],
 )
 def test_a_line_that_is_no_sample_is_left_out(tmp_path: Path, line: str) -> None:

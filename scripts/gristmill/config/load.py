@@ -52,7 +52,7 @@ def load_config(values: Mapping[str, Any], roots: Iterable[Path]) -> Config:
     """
     if not isinstance(values, Mapping):
         raise UserError(f"the config is {_shown(values)}; write sections (datasets, models, …), see config/README.md")
-    idle = [] if any(values.get(section) for section in _WORK) else [_NO_WORK]
+    idle = [] if any(values.get(section, {}) != {} for section in _WORK) else [_NO_WORK]
     try:
         config = Config.model_validate(dict(values))
     except ValidationError as error:

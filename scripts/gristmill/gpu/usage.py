@@ -14,18 +14,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from gristmill.files import loads
 from gristmill.gpu.monitor import FORMAT
 from gristmill.types import JsonDict
-from gristmill.values import number
+from gristmill.values import count, number
 
 #: A clock that follows these is not held back.
 _NOT_THROTTLED = {"gpu_idle", "applications_clocks_setting", "display_clock_setting"}
 
-#: What a card may not report.
-_MEASURED = ("utilization_ratio", "memory_used_mib", "power_watts", "energy_joules")
+#: What a card may not report, and the most that it can.
+_MEASURED = {"utilization_ratio": 1.0, "memory_used_mib": inf, "power_watts": inf, "energy_joules": inf}
+_UNTOLD = dict.fromkeys([*_MEASURED, "throttle_reasons"])
 
 
 @dataclass(slots=True)
@@ -144,7 +146,9 @@ def read_lines(lines: Iterable[bytes]) -> Iterator[JsonDict]:
             continue
         if value.get("gristmill_gpu", FORMAT) != FORMAT:
             foreign.add(value["session"])
-        elif value["session"] not in foreign and (is_sample(value) if "uuid" in value else is_header(value)):
+        elif value["session"] not in foreign and "uuid" in value and is_sample(value):
+            yield _UNTOLD | value
+        elif value["session"] not in foreign and "uuid" not in value and is_header(value):
             yield value
 
 
@@ -154,9 +158,15 @@ def is_sample(value: JsonDict) -> bool:
     return (
         isinstance(value["uuid"], str)
         and all(number(value.get(name)) is not None for name in ("time_unix_s", "monotonic_s", "completion_tokens"))
-        and all(value.get(name) is None or number(value[name]) is not None for name in _MEASURED)
+        and all(_is_measure(value.get(name), most) for name, most in _MEASURED.items())
+        and (value.get("memory_used_mib") is None or count(value["memory_used_mib"]) is not None)
         and (reasons is None or (isinstance(reasons, list) and all(isinstance(each, str) for each in reasons)))
     )
+
+
+def _is_measure(value: object, most: float) -> bool:
+    found = number(value)
+    return value is None or (found is not None and 0 <= found <= most)
 
 
 def is_header(value: JsonDict) -> bool:

@@ -12,12 +12,12 @@
 
 from gristmill.report.charts.drawing import GRID, HALO, INK, MUTED, PALETTE, SLATE, TIE, Drawing
 from gristmill.report.charts.over_time import (
-    MAX_FULL_LANES,
     MAX_LINES,
     MAX_PANELS,
     draw_curve,
     draw_throughput,
     draw_timeline,
+    drawn_measures,
 )
 from gristmill.report.charts.scores import MAX_LISTED, MAX_VALUES, draw_labels, draw_outcome, draw_slice, largest
 
@@ -25,7 +25,6 @@ __all__ = [
     "GRID",
     "HALO",
     "INK",
-    "MAX_FULL_LANES",
     "MAX_LINES",
     "MAX_LISTED",
     "MAX_PANELS",
@@ -41,5 +40,6 @@ __all__ = [
     "draw_slice",
     "draw_throughput",
     "draw_timeline",
+    "drawn_measures",
     "largest",
 ]

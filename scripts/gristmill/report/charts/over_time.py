@@ -69,11 +69,17 @@ class _Strip:
     """A measure of a GPU, drawn as bars that stand on the bottom of the strip; pixels from the top of the chart."""
 
     lane: int
+    measure: str
     text: str
     top: float
     bottom: float
     #: The share of the strip's height; None where it is not known.
     height: Callable[[Block], float | None]
+
+
+def drawn_measures(timeline: Timeline) -> list[str]:
+    """What is drawn of the GPUs, of `busy`, `memory` and `power`."""
+    return list(dict.fromkeys(strip.measure for strip in _strips(timeline)))
 
 
 def _strips(timeline: Timeline) -> list[_Strip]:
@@ -86,14 +92,17 @@ def _strips(timeline: Timeline) -> list[_Strip]:
         blocks = [block for block in timeline.blocks if block.lane == number]
         used = max((block.memory_mib for block in blocks if block.memory_mib is not None), default=0)
         memory = lane.memory_mib or used
-        parts: list[tuple[str, int, Callable[[Block], float | None]]] = [(lane.name, BUSY_PX, lambda block: block.busy)]
-        if full and memory:
-            said = f"memory, {'of' if lane.memory_mib else 'up to'} {memory / 1024:,.0f} GiB"
-            parts.append((said, STRIP_PX, partial(_share, "memory_mib", memory)))
-        if full and watts:
-            parts.append((f"power, up to {watts:,.0f} W", STRIP_PX, partial(_share, "watts", watts)))
-        for text, high, height in parts:
-            found.append(_Strip(number, text, top, top + TEXT_PX + high, height))
+        parts: list[tuple[str, str, int, Callable[[Block], float | None]]] = [
+            ("busy", lane.name, BUSY_PX, lambda block: block.busy)
+        ]
+        if full and used:
+            size = f"{memory / 1024:,.0f} GiB" if memory >= 1024 else f"{memory:.0f} MiB"
+            said = f"memory, {'of' if lane.memory_mib else 'up to'} {size}"
+            parts.append(("memory", said, STRIP_PX, partial(_share, "memory_mib", memory)))
+        if full and watts >= 1:
+            parts.append(("power", f"power, up to {watts:,.0f} W", STRIP_PX, partial(_share, "watts", watts)))
+        for measure, text, high, height in parts:
+            found.append(_Strip(number, measure, text, top, top + TEXT_PX + high, height))
             top += TEXT_PX + high
         top += GAP_PX
     return found
