@@ -1,5 +1,6 @@
 """Facts about the commands that start a training's processes, on one machine and on several."""
 
+import os
 import socket
 import sys
 
@@ -16,6 +17,7 @@ def test_one_machine_finds_its_port_itself() -> None:
     command = torchrun(4, ["rank.py", "task.json"])
     assert command[:4] == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4"]
     assert "--standalone" in command
+    assert f"--log-dir={os.devnull}" in command  # else a folder in /tmp for each start
     assert command[-2:] == ["rank.py", "task.json"]
 
 
