@@ -119,7 +119,7 @@ def render(report: Report) -> str:
             spread=spread,
             max_panels=charts.MAX_PANELS,
             max_lines=charts.MAX_LINES,
-            measures=[] if report.timeline is None else charts.drawn_measures(report.timeline),
+            measures=set() if report.timeline is None else charts.drawn_measures(report.timeline),
             trainings=[_training_view(training) for training in report.trainings],
             lineups=lineups(report.trainings, report.runs, report.comparisons),
             units=units(report),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from gristmill.report.charts.drawing import (
@@ -69,48 +68,47 @@ class _Strip:
     """A measure of a GPU, drawn as bars that stand on the bottom of the strip; pixels from the top of the chart."""
 
     lane: int
+    #: A field of Block.
     measure: str
+    #: What is as high as the strip.
+    most: float
     text: str
     top: float
     bottom: float
-    #: The share of the strip's height; None where it is not known.
-    height: Callable[[Block], float | None]
+
+    def share(self, block: Block) -> float | None:
+        """How high the block's bar is, of the strip; None where it is not known."""
+        value: float | None = getattr(block, self.measure)
+        return None if value is None else min(value / self.most, 1.0)
 
 
-def drawn_measures(timeline: Timeline) -> list[str]:
-    """What is drawn of the GPUs, of `busy`, `memory` and `power`."""
-    return list(dict.fromkeys(strip.measure for strip in _strips(timeline)))
+def drawn_measures(timeline: Timeline) -> set[str]:
+    """What is drawn of the GPUs: of Block's fields `busy`, `memory_mib` and `watts`."""
+    return {strip.measure for strip in _strips(timeline)}
 
 
 def _strips(timeline: Timeline) -> list[_Strip]:
     """How busy each GPU was, and of a few GPUs also memory and power."""
     full = len(timeline.lanes) <= MAX_FULL_LANES
-    watts = max((block.watts for block in timeline.blocks if block.watts is not None), default=0)
+    watts = max((block.watts for block in timeline.blocks if block.watts is not None), default=0.0)
+    used = [0.0] * len(timeline.lanes)
+    for block in timeline.blocks:
+        used[block.lane] = max(used[block.lane], block.memory_mib or 0.0)
     found: list[_Strip] = []
     top = 0.0
     for number, lane in enumerate(timeline.lanes):
-        blocks = [block for block in timeline.blocks if block.lane == number]
-        used = max((block.memory_mib for block in blocks if block.memory_mib is not None), default=0)
-        memory = lane.memory_mib or used
-        parts: list[tuple[str, str, int, Callable[[Block], float | None]]] = [
-            ("busy", lane.name, BUSY_PX, lambda block: block.busy)
-        ]
-        if full and used:
+        parts = [("busy", 1.0, lane.name, BUSY_PX)]
+        if full and used[number]:
+            memory = lane.memory_mib or used[number]
             size = f"{memory / 1024:,.0f} GiB" if memory >= 1024 else f"{memory:.0f} MiB"
-            said = f"memory, {'of' if lane.memory_mib else 'up to'} {size}"
-            parts.append(("memory", said, STRIP_PX, partial(_share, "memory_mib", memory)))
+            parts.append(("memory_mib", memory, f"memory, {'of' if lane.memory_mib else 'up to'} {size}", STRIP_PX))
         if full and watts >= 1:
-            parts.append(("power", f"power, up to {watts:,.0f} W", STRIP_PX, partial(_share, "watts", watts)))
-        for measure, text, high, height in parts:
-            found.append(_Strip(number, measure, text, top, top + TEXT_PX + high, height))
+            parts.append(("watts", watts, f"power, up to {watts:,.0f} W", STRIP_PX))
+        for measure, most, text, high in parts:
+            found.append(_Strip(number, measure, most, text, top, top + TEXT_PX + high))
             top += TEXT_PX + high
         top += GAP_PX
     return found
-
-
-def _share(name: str, most: float, block: Block) -> float | None:
-    value: float | None = getattr(block, name)
-    return None if value is None else min(value / most, 1.0)
 
 
 def _timeline_chart(timeline: Timeline, colours: Sequence[int | None], size: Size) -> Chart:
@@ -121,14 +119,15 @@ def _timeline_chart(timeline: Timeline, colours: Sequence[int | None], size: Siz
     high = strips[-1].bottom
     x = _time_axis("start:Q", timeline.seconds, width)
     y = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[0, high], range=[0, high]))
-    held = [
-        _bar(span, strip, 1.0, colours, every) for strip in strips for span in timeline.jobs if span.lane == strip.lane
-    ]
+    of_lane: list[list[_Strip]] = [[] for _ in timeline.lanes]
+    for strip in strips:
+        of_lane[strip.lane].append(strip)
+    held = [_bar(span, strip, 1.0, colours, every) for span in timeline.jobs for strip in of_lane[span.lane]]
     bars = [
         _bar(block, strip, share, colours, every)
-        for strip in strips
         for block in timeline.blocks
-        if block.lane == strip.lane and (share := strip.height(block)) is not None
+        for strip in of_lane[block.lane]
+        if (share := strip.share(block)) is not None
     ]
     cuts = [{"start": place / every, "top": 0, "bottom": high} for place in timeline.cuts]
     names = [{"top": strip.top + 7, "text": clean(strip.text)} for strip in strips]
