@@ -5,15 +5,20 @@ there once was not asked again after its answer.
 """
 
 import functools
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 from cluster import Cluster, running, why_not
+from conftest import ROOT
 from slurm_project import ClusterProject, cluster_config, new_project, on_cluster, slurm, until
+
+from gristmill.types import JsonDict
 
 pytestmark = pytest.mark.slow
 two_nodes = on_cluster(nodes=2)
@@ -132,15 +137,30 @@ def test_without_a_controller_a_run_ends_with_one_line(two_nodes: Cluster, proje
     assert "Traceback" not in result.stdout
 
 
-def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on(two_nodes: Cluster, project: ClusterProject) -> None:
+def watched(project: ClusterProject) -> JsonDict:
+    """What scripts/watch.py says of the run."""
+    command = [sys.executable, str(ROOT / "scripts" / "watch.py"), "--results", str(project.folder / "results")]
+    found: JsonDict = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True).stdout)
+    (unit,) = found["units"]
+    return dict(unit)
+
+
+def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on_and_watch_says_so(
+    two_nodes: Cluster, project: ClusterProject
+) -> None:
     process = started(project)
+    until(lambda: [worker["state"] for worker in watched(project)["workers"]] == ["running", "running"], project)
+    until(lambda: watched(project)["done"] >= 3, project)  # each worker tells it every few seconds
+    assert watched(project)["total"] == len(ROWS)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) != 0
     until(lambda: not two_nodes.jobs(), project)
     there = project.answered()
     assert 3 <= len(there) < len(ROWS)
+    assert watched(project)["done"] == len(there)
     project.finished(project.start())
     require_each_row_once(project)
+    assert (watched(project)["state"], watched(project)["done"]) == ("done", len(ROWS))
 
 
 def test_after_a_kill_9_of_snakemake_its_jobs_leave_and_the_next_run_goes_on(
