@@ -52,10 +52,9 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+def hub(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
     pytest.importorskip("torch")
-    monkeypatch.setattr(small_llama, "SIZES", small_llama.SIZES | TINY)
-    Hub.folder, Hub.asked = small_llama.make_model(tmp_path / "tiny"), []
+    Hub.folder, Hub.asked = small_llama.make_model(tmp_path / "tiny", small_llama.SIZES | TINY), []
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server

@@ -412,12 +412,9 @@ def keys(project: Project) -> set[str]:
 
 
 @pytest.mark.slow
-def test_workers_and_teachers_load_from_the_copy_and_answer_the_same_under_the_same_keys(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_and_teachers_load_from_the_copy_and_answer_the_same_under_the_same_keys(project: Project) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(small_llama, "SIZES", small_llama.SIZES | TINY)
-    small_llama.make_model(project.folder / "tiny")
+    small_llama.make_model(project.folder / "tiny", small_llama.SIZES | TINY)
     node, model = project.folder / "node 7", {"source": "tiny", "dtype": "float32"}
     run = {"dataset": "rows", "model": "tiny", "prompt": "ask", "sampling": {"max_new_tokens": 2}}
     plain = echo_config(models={"tiny": model}, runs={"a": run}, logits={"t": TEXTS})
