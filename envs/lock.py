@@ -1,6 +1,6 @@
 """Rewrite the locked sets beside this file from the CPU environment that runs it.
 
-    .venv/bin/python envs/lock.py      # needs uv on PATH: pip install uv
+    .venv/bin/python envs/lock.py
 
 To move to newer versions: upgrade them in .venv, run `make test`, run this, commit what changed.
 
@@ -78,14 +78,23 @@ def pins(names: Iterable[str]) -> list[str]:
 
 def cuda_pins(torch: str, shared: list[str]) -> list[str]:
     """What the CUDA build of torch needs beyond the shared pins; uv reads it from the index and downloads no wheel."""
-    command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-platform=linux", "-"]
+    command = [
+        str(Path(sys.executable).with_name("uv")),
+        "pip",
+        "compile",
+        "--quiet",
+        "--no-header",
+        "--no-annotate",
+        "--python-platform=linux",
+        "-",
+    ]
     known = {pin.partition("==")[0] for pin in shared} | {"torch"}
     try:
         resolved = subprocess.run(
             command, input="\n".join([f"torch==={torch}", *shared]), text=True, capture_output=True, check=True
         )
     except FileNotFoundError:
-        sys.exit("error: uv is not on PATH and gpu.txt needs its resolver; pip install uv")
+        sys.exit("error: gpu.txt needs the resolver of uv, which is not in .venv; run `make env-dev`")
     except subprocess.CalledProcessError as error:
         sys.exit(f"error: uv could not resolve torch {torch}: {error.stderr.strip()}")
     return [pin for pin in resolved.stdout.split() if pin.partition("==")[0] not in known]

@@ -181,6 +181,12 @@ def uv_installer(uv: str, settings: Mapping[str, str], environ: Mapping[str, str
         sources += ["--find-links", folder]
     if "index-url" in settings and not environ.keys() & {"UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX"}:
         sources += ["--index-url", settings["index-url"]]
+    extra = settings.get("extra-index-url", "").split()
+    if extra and not environ.keys() & {"UV_EXTRA_INDEX_URL", "UV_INDEX"}:
+        for url in extra:
+            sources += ["--extra-index-url", url]
+        if "UV_INDEX_STRATEGY" not in environ:
+            sources += ["--index-strategy", "unsafe-best-match"]  # as pip does: the best version of all indexes
     if settings.get("no-index", "0").lower() in ("1", "true", "yes", "on"):
         sources += ["--no-index"]
     env = {"SSL_CERT_FILE": settings["cert"]} if "cert" in settings and "SSL_CERT_FILE" not in environ else {}
@@ -268,9 +274,9 @@ def pinned_torch() -> str:
 
 
 def choose_installer() -> Installer:
-    """Uv where it is on PATH, else the environment's own pip."""
+    """Uv where it is on PATH (the one of .venv itself may have to go), else the environment's own pip."""
     uv = shutil.which("uv")
-    if uv is None:
+    if uv is None or Path(uv).is_relative_to(VENV):
         return Installer("pip", (str(PYTHON), "-m", "pip", "install", "--no-input"), env={"PIP_USER": "0"})
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Train a model: takes a lease on the GPUs, starts one process for each (torchrun), and sees that they end.
+"""Train a model: takes a lease on the GPUs, starts one process for each (several by torchrun), and sees that they end.
 
     python scripts/train.py --spec "$SPEC" --weights results/models/smollm2.json --data results/trainings/student/data \
         --work results/trainings/student --model results/trainings/student/model \

@@ -1,4 +1,4 @@
-"""One process of a training; torchrun starts it, once for each device (see scripts/train.py).
+"""One process of a training; started once for each device, by torchrun where they are several (see scripts/train.py).
 
 torchrun --standalone --nproc-per-node=2 scripts/train_rank.py results/trainings/student/task.json
 """

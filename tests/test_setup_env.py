@@ -113,6 +113,24 @@ def test_uv_is_given_the_sources_that_pip_would_use():
     assert installer.env == {"SSL_CERT_FILE": "/ca.pem"}
 
 
+def test_uv_takes_the_best_version_of_all_indexes_as_pip_does():
+    settings = {"extra-index-url": "https://one/simple https://two/simple"}
+    both = ("--extra-index-url", "https://one/simple", "--extra-index-url", "https://two/simple")
+    strategy = ("--index-strategy", "unsafe-best-match")
+    assert setup_env.uv_installer("/bin/uv", settings, {}).sources == (*both, *strategy)
+    assert setup_env.uv_installer("/bin/uv", settings, {"UV_INDEX_STRATEGY": "first-index"}).sources == both
+    assert setup_env.uv_installer("/bin/uv", settings, {"UV_EXTRA_INDEX_URL": "https://own/simple"}).sources == ()
+
+
+def test_the_uv_of_the_environment_itself_does_not_make_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(setup_env, "VENV", tmp_path)
+    (tmp_path / "uv").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup_env.choose_installer().name == "pip"
+    monkeypatch.setattr(setup_env, "VENV", tmp_path / "other")
+    assert setup_env.choose_installer().name == "uv"
+
+
 def test_uvs_own_variables_win_over_pips_settings():
     environ = {"UV_INDEX_URL": "https://uv/simple", "SSL_CERT_FILE": "/own.pem"}
     installer = setup_env.uv_installer("/bin/uv", {"index-url": "https://mirror/simple", "cert": "/ca.pem"}, environ)

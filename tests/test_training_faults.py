@@ -19,7 +19,7 @@ FAULTY = Path(__file__).parent / "faulty_training.py"
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A training on two processes that nothing happened to."""
     made = make(tmp_path_factory.mktemp("whole"), processes=2)
-    made.done()
+    made.forked()
     return made
 
 
@@ -85,6 +85,15 @@ def test_a_process_that_is_killed_ends_those_that_cannot_hear_it(tmp_path: Path)
     assert left_behind(made) == []
 
 
+def test_a_training_that_is_started_inside_another_group_waits_for_none_of_it(tmp_path: Path) -> None:
+    made = make(tmp_path, steps=1, warmup_steps=0)
+    group = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "PMI_SIZE": "4"}
+    env = environment(made.folder) | group
+    found = subprocess.run(made.command(), env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert found.returncode == 0, found.stderr
+    assert len(made.losses()) == 1
+
+
 def test_a_process_that_hangs_ends_the_training_after_the_timeout(tmp_path: Path, whole: Made) -> None:
     made = make(tmp_path, processes=2, timeout_minutes=0.05)
     found = faulty(made, "hang:1:4")
@@ -93,7 +102,7 @@ def test_a_process_that_hangs_ends_the_training_after_the_timeout(tmp_path: Path
         found
     )
     assert left_behind(made) == []
-    made.done(timeout_minutes=1)
+    made.forked(timeout_minutes=1)
     same(made, whole)
 
 
@@ -105,7 +114,7 @@ def test_a_loss_that_is_no_number_names_its_step_and_the_last_good_checkpoint(tm
         found
     )
     assert (made.model.exists(), checkpoints(made)) == (False, [2])
-    made.done()
+    made.forked()
     same(made, whole)
 
 
@@ -120,7 +129,7 @@ def test_a_full_disk_at_a_checkpoint_keeps_the_earlier_one(tmp_path: Path, proce
     )
     assert checkpoints(made) == [2]
     assert [path.name for path in made.work.glob("checkpoints/*/.step-*")] == []
-    made.done()
+    made.forked()
     assert made.losses() == sorted(made.losses(), reverse=True)
     assert len(made.losses()) == 6
 
@@ -153,7 +162,7 @@ def test_a_signal_ends_the_step_writes_a_checkpoint_and_the_next_run_makes_the_s
     assert checkpoints(made) == [done]
     assert "stopped by signal 15; run again to go on from the last checkpoint" in said
     assert left_behind(made) == []
-    assert f"going on from step {done}" in made.done()
+    assert f"going on from step {done}" in made.forked()
     same(made, whole)
 
 
@@ -165,7 +174,7 @@ def test_processes_do_not_outlive_a_launcher_that_is_killed(
     child.kill()
     child.wait()
     wait_until(lambda: left_behind(made) == [])
-    made.done()
+    made.forked()
     same(made, whole)
 
 
@@ -174,7 +183,7 @@ def test_a_signal_to_one_process_alone_stops_all_at_the_same_step(tmp_path: Path
     found = faulty(made, "early:1")
     assert found.returncode == 128 + signal.SIGTERM
     assert (len(made.losses()), checkpoints(made)) == (3, [3])
-    made.done()
+    made.forked()
     same(made, whole)
 
 
@@ -194,7 +203,7 @@ def test_nothing_of_a_torn_checkpoint_is_used(tmp_path: Path, whole: Made) -> No
     (torn,) = made.work.glob("checkpoints/*/step-00000004")
     biggest = max(torn.rglob("*.distcp"), key=lambda path: path.stat().st_size)
     os.truncate(biggest, biggest.stat().st_size // 2)
-    said = made.done()
+    said = made.forked()
     assert "step-00000004 is not whole" in said
     assert "going on from step 2" in said
     same(made, whole)
@@ -202,16 +211,19 @@ def test_nothing_of_a_torn_checkpoint_is_used(tmp_path: Path, whole: Made) -> No
 
 def test_torn_checkpoints_are_no_reason_to_remove_whole_ones(tmp_path: Path) -> None:
     made = make(tmp_path, checkpoint_every_steps=2)
-    made.done()
+    made.forked()
     (folder,) = made.work.glob("checkpoints/*")
     for path in folder.glob("step-*"):
         (path / "state.json").write_bytes(b"{")
     (folder / "step-00000400").mkdir()
     (folder / "step-00000300.bak").mkdir()
-    assert last_line(faulty(made, "kill:0:6")).endswith("5 steps were done, and the next run goes on from step 4")
+    assert last_line(faulty(made, "kill:0:6")) == (
+        "error: a process of the training ended without a word (exit status -9): it was killed, by the system when "
+        "memory ran out (dmesg) or by someone; 5 steps were done, and the next run goes on from step 4"
+    )
     there = sorted(path.name for path in folder.iterdir())
     assert there == ["step-00000002", "step-00000004", "step-00000300.bak"]
-    assert "going on from step 4" in made.done()
+    assert "going on from step 4" in made.forked()
 
 
 def test_an_update_that_destroys_the_weights_is_no_result(tmp_path: Path) -> None:
@@ -227,8 +239,8 @@ def test_an_update_that_destroys_the_weights_is_no_result(tmp_path: Path) -> Non
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     made = make(tmp_path, steps=2)
-    made.done()
+    made.forked()
     (folder,) = made.work.glob("checkpoints/*")
     (folder / ".step-00000003.tmp").mkdir()
-    made.done()
+    made.forked()
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000002"]

@@ -7,18 +7,22 @@ import sys
 import pytest
 
 from gristmill.errors import UserError
-from gristmill.training.launching import free_port, slurm_command, torchrun
+from gristmill.training.launching import free_port, slurm_command, started_here
 
 JOB = {"SLURM_JOB_ID": "77"}
 NODES = {"77": ["node07", "node08"]}
 
 
 def test_one_machine_finds_its_port_itself() -> None:
-    command = torchrun(4, ["rank.py", "task.json"])
+    command = started_here(4, ["rank.py", "task.json"])
     assert command[:4] == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4"]
     assert "--standalone" in command
     assert f"--log-dir={os.devnull}" in command  # else a folder in /tmp for each start
     assert command[-2:] == ["rank.py", "task.json"]
+
+
+def test_a_process_alone_needs_no_torchrun() -> None:
+    assert started_here(1, ["rank.py", "task.json"]) == [sys.executable, "rank.py", "task.json"]
 
 
 def test_several_nodes_meet_on_the_first_one_at_one_port() -> None:

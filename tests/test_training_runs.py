@@ -1,6 +1,10 @@
-"""Facts about whole trainings on the CPU, with real processes: what stays the same, and what comes out."""
+"""Facts about whole trainings on the CPU: what stays the same, and what comes out.
+
+One begins as scripts/train.py begins it, one with torchrun; the others, whose processes are forked, equal them.
+"""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +43,19 @@ def same_training(one: Made, other: Made) -> None:
 
 
 @pytest.mark.parametrize(
-    "placement",
-    [{"micro_batch_rows": 1}, {"processes": 2, "micro_batch_rows": 4}, {"processes": 2, "micro_batch_rows": 1}],
+    ("placement", "start"),
+    [
+        ({"micro_batch_rows": 1}, Made.forked),
+        ({"processes": 2, "micro_batch_rows": 4}, Made.forked),
+        ({"processes": 2, "micro_batch_rows": 1}, Made.done),
+    ],
     ids=["accumulated", "two processes", "both"],
 )
-def test_the_effective_batch_alone_decides(tmp_path: Path, one: Made, placement: dict[str, Any]) -> None:
+def test_the_effective_batch_alone_decides(
+    tmp_path: Path, one: Made, placement: dict[str, Any], start: Callable[..., str]
+) -> None:
     made = make(tmp_path, packing=False)
-    said = made.done(**placement)
+    said = start(made, **placement)
     processes, micro = placement.get("processes", 1), placement["micro_batch_rows"]
     batches = 8 // processes // micro
     plural = ("es" if processes > 1 else "", "s" if micro > 1 else "", "es" if batches > 1 else "")
@@ -57,16 +67,16 @@ def test_the_effective_batch_alone_decides(tmp_path: Path, one: Made, placement:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_sharding_changes_rounding_only(tmp_path: Path, one: Made, processes: int) -> None:
     made = make(tmp_path, packing=False)
-    made.done(processes=processes, micro_batch_rows=2, sharding="fsdp")
+    made.forked(processes=processes, micro_batch_rows=2, sharding="fsdp")
     same_training(made, one)
 
 
 def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path: Path, one: Made) -> None:
     made = make(tmp_path, packing=False, micro_batch_rows=2)
-    made.done(processes=2, checkpoint_every_steps=3)
+    made.forked(processes=2, checkpoint_every_steps=3)
     for path in made.work.glob("checkpoints/*/step-00000006"):
         path.rename(path.with_name("moved-away"))
-    said = made.done(processes=1)
+    said = made.forked(processes=1)
     assert "going on from step 3" in said
     assert "now 8 rows a step = 1 process × 2 rows × 4 micro-batches" in said
     same_training(made, one)
@@ -74,44 +84,44 @@ def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path: Path, o
 
 def test_a_sharded_checkpoint_goes_on_without_sharding(tmp_path: Path, one: Made) -> None:
     made = make(tmp_path, packing=False, micro_batch_rows=2)
-    made.done(processes=2, sharding="fsdp", checkpoint_every_steps=3)
+    made.forked(processes=2, sharding="fsdp", checkpoint_every_steps=3)
     for path in made.work.glob("checkpoints/*/step-00000006"):
         path.rename(path.with_name("moved-away"))
-    assert "going on from step 3" in made.done(processes=1)
+    assert "going on from step 3" in made.forked(processes=1)
     same_training(made, one)
 
 
 def test_processes_that_cannot_share_the_batch_are_refused_with_the_factors(tmp_path: Path) -> None:
-    found = make(tmp_path).run(processes=3)
+    found = make(tmp_path).run_forked(processes=3)
     assert found.returncode == 2
     assert "batch_rows=8 is no multiple of 6 = 3 processes × micro_batch_rows 2" in found.stdout
 
 
 def test_a_changed_recipe_starts_anew_and_the_old_one_goes_on_with_its_own_curve(tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"evaluation": {"held_out_ratio": 0.2}, "checkpoint_every_steps": 3}
-    make(tmp_path, **recipe).done()
+    make(tmp_path, **recipe).forked()
     before = make(tmp_path, **recipe).steps()
     (last,) = (tmp_path / "work").glob("checkpoints/*/step-00000006")
-    assert "going on from" not in make(tmp_path, **recipe, learning_rate=0.02).done()
+    assert "going on from" not in make(tmp_path, **recipe, learning_rate=0.02).forked()
     other = make(tmp_path, **recipe).steps()
     assert [line["step"] for line in other] == [line["step"] for line in before] == [0, 1, 2, 3, 4, 5, 6, 6]
     assert [line.get("loss") for line in other] != [line.get("loss") for line in before]
     last.rename(last.with_name("moved-away"))
-    assert "going on from step 3" in make(tmp_path, **recipe).done()
+    assert "going on from step 3" in make(tmp_path, **recipe).forked()
     again = make(tmp_path, **recipe).steps()
     assert [line.get("loss") for line in again] == [line.get("loss") for line in before]
 
 
 def test_the_same_training_leaves_the_same_model_folder(tmp_path: Path, one: Made) -> None:
     again = make(tmp_path, packing=False, micro_batch_rows=8, deterministic=True)
-    again.done()
+    again.forked()
     assert fingerprint(again.model) == fingerprint(one.model)
     assert weights(again).keys() == weights(one).keys()
 
 
 def test_checkpointed_activations_give_the_same_training(tmp_path: Path, one: Made) -> None:
     made = make(tmp_path, packing=False, micro_batch_rows=8, gradient_checkpointing=True)
-    made.done()
+    made.forked()
     same_training(made, one)
 
 
@@ -119,26 +129,26 @@ def test_dropout_is_resumed_too(tmp_path: Path) -> None:
     """GPT-2 has dropout: the random states of two processes are in the checkpoint."""
     recipe: dict[str, Any] = {"architecture": GPT2, "processes": 2, "checkpoint_every_steps": 3}
     whole = make(tmp_path / "whole", **recipe)
-    whole.done()
+    whole.forked()
     made = make(tmp_path / "made", **recipe)
-    made.done()
+    made.forked()
     for path in made.work.glob("checkpoints/*/step-00000006"):
         path.rename(path.with_name("moved-away"))
-    assert "going on from step 3" in made.done()
+    assert "going on from step 3" in made.forked()
     assert made.losses() == whole.losses()
     assert (made.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
 
 
 def test_mixed_precision_keeps_float32_weights_and_saves_its_own_dtype(tmp_path: Path) -> None:
     made = make(tmp_path, mixed_precision="bf16", steps=12)
-    made.done()
+    made.forked()
     assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
     assert made.losses()[-1] < made.losses()[0]
 
 
 def test_a_sharded_model_computes_in_bf16_too(tmp_path: Path) -> None:
     made = make(tmp_path, mixed_precision="bf16", steps=12, processes=2, evaluation={"held_out_ratio": 0.2})
-    made.done(sharding="fsdp")
+    made.forked(sharding="fsdp")
     assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
     assert made.losses()[-1] < made.losses()[0]
     first, last = (line["evaluation_loss"] for line in made.steps() if "evaluation_loss" in line)
@@ -149,16 +159,16 @@ def test_sharded_adapters_are_the_same_adapters(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     recipe: dict[str, Any] = {"architecture": None, "tokenizer": None, "base": "words", "lora": {"r": 4}}
     plain, sharded = (make(tmp_path / name, **recipe) for name in ("plain", "sharded"))
-    plain.done()
-    sharded.done(processes=2, sharding="fsdp")
+    plain.forked()
+    sharded.forked(processes=2, sharding="fsdp")
     same_training(sharded, plain)
 
 
 def test_a_sharded_model_with_tied_weights_and_packed_rows_is_the_same(tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"architecture": {**GPT2, **STILL}, "gradient_checkpointing": True}
     plain, sharded = (make(tmp_path / name, **recipe) for name in ("plain", "sharded"))
-    plain.done(micro_batch_rows=8)
-    sharded.done(processes=2, sharding="fsdp")
+    plain.forked(micro_batch_rows=8)
+    sharded.forked(processes=2, sharding="fsdp")
     same_training(sharded, plain)
 
 
@@ -185,7 +195,7 @@ def _resident_bytes() -> int:
 
 
 def test_fp16_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    found = make(tmp_path, mixed_precision="fp16").run()
+    found = make(tmp_path, mixed_precision="fp16").run_forked()
     assert found.returncode == 2
     assert "mixed_precision fp16 scales losses for GPUs, and there is none here" in found.stdout
 
@@ -203,14 +213,14 @@ def test_adapters_alone_are_trained_and_merged_into_a_plain_model(tmp_path: Path
     }
     recipe |= {"checkpoint_every_steps": 3, "objective": "sft", "text_field": None, "prompt": "ask"}
     whole, made = (make(tmp_path / name, **recipe) for name in ("whole", "made"))
-    whole.done()
-    made.done()
+    whole.forked()
+    made.forked()
     (kept,) = made.work.glob("checkpoints/*/step-00000003")
     names = FileSystemReader(kept / "tensors").read_metadata().state_dict_metadata
     assert {"lora_" in name for name in names if "param_groups" not in name} == {True}, "the base is not in it"
     for path in made.work.glob("checkpoints/*/step-00000006"):
         path.rename(path.with_name("moved-away"))
-    assert "going on from step 3" in made.done()
+    assert "going on from step 3" in made.forked()
     assert (made.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
     metrics = made.metrics()
     assert 0 < metrics["trained_parameters"] < metrics["parameters"]
@@ -226,7 +236,7 @@ def test_fine_tuning_starts_from_the_bases_weights_and_learns_the_answers(tmp_pa
     recipe: dict[str, Any] = {"objective": "sft", "text_field": None, "prompt": "ask"}
     recipe |= {"architecture": None, "tokenizer": None, "base": "words", "steps": 30}
     made = make(tmp_path, **recipe, evaluation={"held_out_ratio": 0.2, "every_steps": 15})
-    made.done()
+    made.forked()
     measured = [line["evaluation_loss"] for line in made.steps() if "evaluation_loss" in line]
     assert [line["step"] for line in made.steps() if "evaluation_loss" in line] == [0, 15, 30]
     assert measured[2] < measured[0] - 1
@@ -253,7 +263,7 @@ def test_early_stopping_keeps_the_best_step(tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"learning_rate": 1.5, "warmup_steps": 300, "steps": 300, "schedule": "constant"}
     recipe |= {"evaluation": {"held_out_ratio": 0.3, "every_steps": 2}, "early_stopping": {"patience": 3}}
     made = make(tmp_path, **recipe, max_grad_norm=None)
-    made.done()
+    made.forked()
     metrics = made.metrics()
     best = metrics["evaluation"]["best"]
     assert metrics["stopped_early"]
@@ -284,7 +294,7 @@ def evaluated(made: Made) -> float:
 
 def test_what_is_said_of_a_training_is_in_its_files(tmp_path: Path) -> None:
     made = make(tmp_path, processes=2, evaluation={"held_out_ratio": 0.2}, keep_checkpoints=1)
-    made.done()
+    made.forked()
     metrics = made.metrics()
     assert metrics["batch"]["factors"] == "8 rows a step = 2 processes × 2 rows × 2 micro-batches"
     assert metrics["tokens"] == sum(line["tokens"] for line in made.steps() if "loss" in line)
@@ -302,7 +312,7 @@ def test_what_is_said_of_a_training_is_in_its_files(tmp_path: Path) -> None:
 def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     made = make(tmp_path)
-    made.done()
+    made.forked()
     events = accumulator.EventAccumulator(str(made.work / "tensorboard"))
     events.Reload()
     for name in ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "memory_gib"):
@@ -311,7 +321,7 @@ def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_a_longer_row_than_the_models_context_is_refused(tmp_path: Path) -> None:
-    found = make(tmp_path, sequence_tokens=256).run()
+    found = make(tmp_path, sequence_tokens=256).run_forked()
     assert found.returncode == 2
     assert "sequence_tokens=256, but the model reads 128 tokens" in found.stdout.strip().splitlines()[-1]
 
@@ -325,6 +335,6 @@ def test_a_longer_row_than_the_models_context_is_refused(tmp_path: Path) -> None
     ],
 )
 def test_an_architecture_that_is_none_is_refused(tmp_path: Path, architecture: dict[str, Any], said: str) -> None:
-    found = make(tmp_path, rows=texts(8), architecture=architecture).run()
+    found = make(tmp_path, rows=texts(8), architecture=architecture).run_forked()
     assert found.returncode == 2
     assert said in found.stdout.strip().splitlines()[-1]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from conftest import ROOT
+from forked_training import run_forked
 from tiny_teacher import WORDS, make_teacher
 
 from gristmill.config.schema import Config
@@ -122,9 +123,21 @@ class Made:
 
     def done(self, **placement: Any) -> str:
         """Run it, require success, give what it said."""
-        found = self.run(**placement)
-        assert found.returncode == 0, found.stdout[-6000:]
-        return found.stdout
+        return succeeded(self.run(**placement))
+
+    def run_forked(self, **placement: Any) -> "subprocess.CompletedProcess[str]":
+        """The same as `run` with processes that are forked instead of started: much faster."""
+        processes = placement.get("processes", self.config.trainings["t"].processes)
+        return run_forked(self.command(**placement), environment(self.folder), processes)
+
+    def forked(self, **placement: Any) -> str:
+        """The same as `done` in that way."""
+        return succeeded(self.run_forked(**placement))
+
+
+def succeeded(found: "subprocess.CompletedProcess[str]") -> str:
+    assert found.returncode == 0, found.stdout[-6000:]
+    return found.stdout
 
 
 _PLACED = {"processes", "micro_batch_rows", "checkpoint_every_steps", "keep_checkpoints", "timeout_minutes", "sharding"}

@@ -23,7 +23,7 @@ from gristmill.job import device_names, held, usable
 from gristmill.planning.workers import Worker
 from gristmill.progress import log
 from gristmill.training import checkpoint
-from gristmill.training.launching import SHUTDOWN, Launch, slurm_command, torchrun
+from gristmill.training.launching import GROUP, SHUTDOWN, Launch, slurm_command, started_here
 from gristmill.training.logs import read_steps
 from gristmill.training.task import Effective, Task
 from gristmill.types import Completion, Gpu, JsonDict
@@ -97,7 +97,7 @@ def run_training(
 
 def _run(task: Task, local: int, program: list[str], config: GpusConfig, devices: Sequence[Gpu]) -> None:
     training = task.training
-    command = slurm_command(local, training.nodes, program) if training.nodes > 1 else torchrun(local, program)
+    command = slurm_command(local, training.nodes, program) if training.nodes > 1 else started_here(local, program)
     task.metrics.unlink(missing_ok=True)
     begun = time.time() - CLOCK_S
     place = Place(f"trainings/{task.spec.name}", "training", task.work / "gpu" / "training.jsonl")
@@ -129,7 +129,8 @@ def _devices(spec: TrainingSpec, there: Sequence[Gpu], config: GpusConfig, sched
 
 
 def _environment(task: Task) -> dict[str, str]:
-    environ = {**os.environ, **SHUTDOWN, "OMP_NUM_THREADS": str(task.threads), "TOKENIZERS_PARALLELISM": "false"}
+    found = {name: value for name, value in os.environ.items() if name not in GROUP}
+    environ = {**found, **SHUTDOWN, "OMP_NUM_THREADS": str(task.threads), "TOKENIZERS_PARALLELISM": "false"}
     if task.training.deterministic:
         environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS repeats its bits only with a workspace of fixed size
     return environ
@@ -156,7 +157,7 @@ def _reason(task: Task, status: int) -> str:
     if task.error.exists() and (said := task.error.read_text("utf-8").strip()):
         return said
     return (
-        f"a process of the training ended without a word (torchrun ended with {status}): it was killed, by the system "
+        f"a process of the training ended without a word (exit status {status}): it was killed, by the system "
         "when memory ran out (dmesg) or by someone"
     )
 

@@ -1,8 +1,10 @@
 """Starting the processes of a training, and ending them: one launcher a training, torchrun below it.
 
-    scripts/train.py ─ lease, watch ─▶ torchrun ─▶ scripts/train_rank.py × GPUs
+    scripts/train.py ─ lease, watch ─▶ scripts/train_rank.py, where it is the only one
+                                or ─▶ torchrun ─▶ scripts/train_rank.py × GPUs
                                 or ─▶ srun ─▶ torchrun on each node ─▶ scripts/train_rank.py × GPUs
 
+- A process alone has nobody to meet, and needs no torchrun: that would take seconds to start, and a group of one.
 - On one machine torchrun finds a free port itself (--standalone). On several the first node's launcher finds one, and
   each node's torchrun meets the others there (c10d).
 - A signal to the launcher becomes a file named stop: the processes end their step, write a checkpoint and leave. A
@@ -29,6 +31,10 @@ from pathlib import Path
 
 from gristmill.errors import UserError
 
+#: What torchrun says to its processes, and MPI to its own: a process that found it would wait for others.
+GROUP = frozenset(
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+)
 #: Seconds that a step and a checkpoint may take after a signal, and processes to leave after one of them failed.
 STOP_S, FAILED_S = 600.0, 10.0
 #: The same when a scheduler signals torchrun itself, which then ends its processes; older ones leave them 30 seconds.
@@ -44,8 +50,10 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def torchrun(processes: int, program: Sequence[str]) -> list[str]:
+def started_here(processes: int, program: Sequence[str]) -> list[str]:
     """The command that starts so many processes on this machine."""
+    if processes == 1:
+        return [sys.executable, *program]
     return [*_run_module(processes), "--standalone", *program]
 
 
@@ -119,7 +127,7 @@ class Launch:
     _deadline: float | None = field(default=None)
 
     def run(self) -> int:
-        """Start the processes and wait for them; gives torchrun's exit status, negative for a signal."""
+        """Start the processes and wait for them; gives the exit status of the command, negative for a signal."""
         for left in (self.stop, self.error):
             left.unlink(missing_ok=True)
         with _handled(self._on_signal):
@@ -189,7 +197,7 @@ def _handled(handler: Callable[[int, object], None]) -> Iterator[None]:
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """End torchrun and what it started: torchrun's group, and sessions of processes that it gave one of their own."""
+    """End the child and what it started: its group, and sessions of processes that torchrun gave one of their own."""
     below = _below(child.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -210,6 +218,6 @@ def _below(pid: int) -> list[int]:
 
 
 def _die_with_parent() -> None:
-    """In the child before it becomes torchrun: be killed when the launcher dies (Linux)."""
+    """In the child before it becomes the command: be killed when the launcher dies (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

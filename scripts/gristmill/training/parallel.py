@@ -165,5 +165,5 @@ def _checkpoint_error() -> type[BaseException]:
 
 
 def local_rank() -> int:
-    """This process's place on its machine, as torchrun says; 0 without."""
+    """This process's place on its machine, as torchrun says; 0 of one that is alone."""
     return int(os.environ.get("LOCAL_RANK", "0"))

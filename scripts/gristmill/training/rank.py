@@ -78,18 +78,18 @@ def _say(task: Task, message: str) -> None:
 
 
 def _leave_with_others(task: Task, parent: int, finished: threading.Event) -> None:
-    """In a thread: end this process when torchrun is gone, whose launcher holds the lease, or another of its processes.
+    """In a thread: end this process when what started it is gone, whose lease it uses, or another of its processes.
 
     torchrun asks those that are left to leave when one is gone, but a process inside a kernel that waits for the other
     does not hear it, and torchrun leaves it the time of a checkpoint (launching.SHUTDOWN).
     """
     import psutil
 
-    torchrun, count = psutil.Process(parent), int(os.environ["LOCAL_WORLD_SIZE"])
+    starter, count = psutil.Process(parent), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     met, deadline = False, float("inf")
     while os.getppid() == parent:
         with contextlib.suppress(psutil.Error):
-            there = sum(child.status() != psutil.STATUS_ZOMBIE for child in torchrun.children())
+            there = sum(child.status() != psutil.STATUS_ZOMBIE for child in starter.children())
             met = met or there >= count
             if met and there < count and not finished.is_set():
                 deadline = min(deadline, time.monotonic() + LOST_S)
@@ -99,5 +99,5 @@ def _leave_with_others(task: Task, parent: int, finished: threading.Event) -> No
                  "memory: see dmesg)")  # fmt: skip
             os._exit(2)
         time.sleep(PARENT_S)
-    print("torchrun is gone; leaving", file=sys.stderr, flush=True)
+    print("what started this process is gone; leaving", file=sys.stderr, flush=True)
     os._exit(4)
