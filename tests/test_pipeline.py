@@ -33,6 +33,10 @@ JUDGED = {
 }
 
 
+JUDGED_TARGETS = ("grader/plain", "grader/loud", "arena/plain_vs_loud")
+ANSWERS, METRICS = "results/runs/plain/generations.jsonl", "results/runs/plain/metrics.json"
+
+
 @pytest.fixture
 def judged(project: Project) -> Project:
     """Two runs, a pointwise judge that always says A, and a pairwise one that always chooses the first answer."""
@@ -89,7 +93,7 @@ def test_the_whole_pipeline_leaves_the_documented_files(judged: Project) -> None
     for run in ("plain", "loud"):
         there = {path.name for path in (results / "runs" / run).iterdir() if path.is_file()}
         assert there == always | {"grades.jsonl"}
-    for target in ("grader/plain", "grader/loud", "arena/plain_vs_loud"):
+    for target in JUDGED_TARGETS:
         there = {path.name for path in (results / "judges" / target).iterdir() if path.is_file()}
         assert there == always | {"verdicts.jsonl"}
     beside = {"report.html", "plan.txt", "invocation.json", "comparisons.json", "rankings.json"}
@@ -224,7 +228,9 @@ def test_the_command_line_of_a_merge_does_not_grow_with_the_shards(project: Proj
 def test_kill_9_in_the_middle_of_generate_costs_only_the_rows_in_flight(project: Project) -> None:
     project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(40))
     slow = project.environment(GRISTMILL_ECHO_SECONDS="0.25")
-    first = subprocess.Popen(project.command(), cwd="/", env=slow, start_new_session=True, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        project.command(ANSWERS), cwd="/", env=slow, start_new_session=True, stderr=subprocess.DEVNULL
+    )
     wait_until(lambda: len(project.asked("runs/plain")) >= 8)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
@@ -232,7 +238,7 @@ def test_kill_9_in_the_middle_of_generate_costs_only_the_rows_in_flight(project:
     assert 8 <= len(before) < 40
     assert not (project.folder / "results/runs/plain/generations.jsonl").exists()
 
-    project.done()
+    project.done(ANSWERS)
     asked = project.asked("runs/plain")
     assert sorted(asked, key=lambda name: int(name[1:])) == [f"r{n}" for n in range(40)]  # nothing twice
     assert [line["text"] for line in project.lines("runs/plain/generations.jsonl")] == [f"say {n}" for n in range(40)]
@@ -242,7 +248,7 @@ def test_term_to_a_job_keeps_its_rows_and_its_retry_goes_on(project: Project) ->
     project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(40))
     slow = project.environment(GRISTMILL_ECHO_SECONDS="0.25")
     pipe = {"stderr": subprocess.PIPE, "text": True}
-    first = subprocess.Popen(project.command(), cwd="/", env=slow, start_new_session=True, **pipe)
+    first = subprocess.Popen(project.command(ANSWERS), cwd="/", env=slow, start_new_session=True, **pipe)
     wait_until(lambda: len(project.asked("runs/plain")) >= 8)
     worker = next((project.folder / "results/runs/plain/journal").glob("*.jsonl")).read_bytes().split(b"\n")[1]
     os.kill(json.loads(worker)["worker"]["pid"], signal.SIGTERM)
@@ -254,7 +260,7 @@ def test_term_to_a_job_keeps_its_rows_and_its_retry_goes_on(project: Project) ->
 
 def test_a_changed_judge_prompt_asks_the_judge_again_and_generates_nothing(finished_judged: Project) -> None:
     finished_judged.write_prompt("grade.jinja", "Verdict: B")
-    ran = jobs(finished_judged.done())
+    ran = jobs(finished_judged.done(*(f"results/judges/{name}/metrics.json" for name in JUDGED_TARGETS)))
     assert not {"generate", "merge"} & set(ran)
     assert ran["judge_generate"] == 2
     assert (len(finished_judged.asked("runs/plain")), len(finished_judged.asked("judges/grader/plain"))) == (8, 16)
@@ -287,15 +293,15 @@ def test_a_changed_metric_starts_no_model(finished_judged: Project) -> None:
 def test_an_edited_chat_template_file_asks_again(project: Project) -> None:
     project.write_prompt("chat.jinja", "{{ messages }}")
     project.write_config(echo_config(models={"echo": {"engine": "echo", "chat_template": "chat.jinja"}}))
-    project.done()
+    project.done(ANSWERS)
     project.write_prompt("chat.jinja", "{{ messages[0].content }}")
-    project.done()
+    project.done(ANSWERS)
     assert len(project.asked("runs/plain")) == 24
 
 
 def test_a_result_that_was_removed_is_made_again_without_a_model(finished: Project) -> None:
     (finished.folder / "results/runs/plain/generations.jsonl").unlink()
-    finished.done()
+    finished.done(ANSWERS)
     assert len(finished.lines("runs/plain/generations.jsonl")) == 12
     assert len(finished.asked("runs/plain")) == 12
 
@@ -304,13 +310,13 @@ def test_added_and_edited_rows_are_the_only_ones_asked(finished: Project) -> Non
     rows = [{"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(12)]
     rows[4]["question"] = "say something else"
     finished.write_rows([{"id": "new", "question": "say new", "reference": 0}, *rows[::-1]])
-    finished.done(gpu=3)
+    finished.done(ANSWERS, gpu=3)
     assert sorted(finished.asked("runs/plain")[12:]) == ["new", "r4"]
     assert [line["id"] for line in finished.lines("runs/plain/generations.jsonl")][:2] == ["new", "r11"]
 
 
 def test_another_number_of_gpus_asks_nothing_again(finished: Project) -> None:
-    finished.done("--forcerun", "merge", gpu=4)
+    finished.done(ANSWERS, "--forcerun", "merge", gpu=4)
     assert len(finished.asked("runs/plain")) == 12
 
 
@@ -318,7 +324,7 @@ def test_samples_become_rows_of_their_own(project: Project) -> None:
     config = echo_config()
     config["runs"]["plain"]["sampling"] = {"samples": 3, "temperature": 1.0}
     project.write_config(config)
-    project.done(gpu=2)
+    project.done(METRICS, gpu=2)
     lines = project.lines("runs/plain/generations.jsonl")
     assert [(line["id"], line["sample"]) for line in lines[:4]] == [("r0", 0), ("r0", 1), ("r0", 2), ("r1", 0)]
     assert project.value("runs/plain/metrics.json")["n"] == 36
@@ -331,7 +337,7 @@ def test_csv_and_parquet_are_written_on_request(project: Project) -> None:
     config = echo_config()
     config["runs"]["plain"] |= {"formats": ["csv", "parquet"], "metrics": []}
     project.write_config(config)
-    project.done()
+    project.done(ANSWERS)
     folder = project.folder / "results/runs/plain"
     with open(folder / "generations.csv", newline="", encoding="utf-8") as handle:
         assert next(csv.DictReader(handle))["text"] == 'a "b"\n, c\r\u2028'
@@ -347,7 +353,8 @@ def test_without_a_limit_no_more_jobs_run_than_there_are_gpus_and_each_has_its_o
     inventory.write_text(json.dumps(gpus))
     runs = {name: echo_config()["runs"]["plain"] for name in ("a", "b", "c")}
     project.write_config(echo_config(runs=runs))
-    output = project.done("--cores", "8", GRISTMILL_INVENTORY=str(inventory), GRISTMILL_ECHO_SECONDS="0.1")
+    targets = [f"results/runs/{name}/generations.jsonl" for name in runs]
+    output = project.done(*targets, "--cores", "8", GRISTMILL_INVENTORY=str(inventory), GRISTMILL_ECHO_SECONDS="0.1")
     assert jobs(output)["generate"] == 6
     logs = [path.read_text() for run in runs for path in project.folder.glob(f"results/runs/{run}/logs/generate-*.log")]
     assert len(logs) == 6
@@ -409,7 +416,7 @@ def test_few_shot_turns_too_long_for_a_command_line_are_refused_in_one_line(proj
 
 
 def test_config_overrides_on_the_command_line_reach_the_run(project: Project) -> None:
-    project.done("--config", "runs={plain: {sampling: {max_new_tokens: 1}}}")
+    project.done(ANSWERS, "--config", "runs={plain: {sampling: {max_new_tokens: 1}}}")
     lines = project.lines("runs/plain/generations.jsonl")
     assert {(line["text"], line["finish_reason"]) for line in lines} == {("say", "length")}
 
@@ -446,12 +453,12 @@ assert not loaded, loaded
 
 
 def test_a_failed_row_stops_the_run_and_the_next_asks_it_alone(project: Project) -> None:
-    result = project.run(GRISTMILL_ECHO_FAILS="r3|r7")
+    result = project.run(ANSWERS, GRISTMILL_ECHO_FAILS="r3|r7")
     assert result.returncode == 1
     assert "2 rows failed: r3#0 (out_of_memory), r7#0 (out_of_memory); run again to retry only these" in result.stdout
     assert not (project.folder / "results/runs/plain/generations.jsonl").exists()
     assert sorted(project.asked("runs/plain")) == sorted([f"r{n}" for n in range(12)] + ["r3", "r7"])  # one retry
-    project.done()
+    project.done(ANSWERS)
     assert len(project.asked("runs/plain")) == 12  # failures that have an answer by now are dropped
     assert [line["text"] for line in project.lines("runs/plain/generations.jsonl")] == [f"say {n}" for n in range(12)]
 
@@ -461,7 +468,8 @@ def test_a_run_goes_on_without_as_many_rows_as_it_may_and_asks_them_again_when_t
     config["runs"]["plain"]["max_failed_ratio"] = 0.2
     judge = {"kind": "pointwise", "model": "echo", "prompt": "ask", "runs": ["plain"]}
     project.write_config(config | {"judges": {"grader": judge}})
-    project.done(gpu=3, GRISTMILL_ECHO_FAILS="r3|r7")
+    targets = (METRICS, "results/runs/plain/manifest.json", "results/judges/grader/plain/verdicts.jsonl")
+    project.done(*targets, gpu=3, GRISTMILL_ECHO_FAILS="r3|r7")
     lines = {line["id"]: line for line in project.lines("runs/plain/generations.jsonl")}
     assert (lines["r3"]["text"], lines["r3"]["finish_reason"]) == (None, "out_of_memory")
     metrics = project.value("runs/plain/metrics.json")
@@ -470,8 +478,8 @@ def test_a_run_goes_on_without_as_many_rows_as_it_may_and_asks_them_again_when_t
     assert project.value("runs/plain/manifest.json")["finish_reasons"] == {"out_of_memory": 2, "stop": 10}
     verdicts = {line["id"]: line["reason"] for line in project.lines("judges/grader/plain/verdicts.jsonl")}
     assert verdicts["r3"] == "no_answer"
-    assert "Nothing to be done" in project.done(gpu=3)
-    project.done("--forcerun", "merge", gpu=3)
+    assert "Nothing to be done" in project.done(*targets, gpu=3)
+    project.done(*targets[:2], "--forcerun", "merge", gpu=3)
     assert project.value("runs/plain/metrics.json")["failed_rows"] == []
     assert project.value("runs/plain/manifest.json")["finish_reasons"] == {"stop": 12}
 
@@ -480,11 +488,11 @@ def test_more_failed_rows_than_the_run_may_have_are_no_result(project: Project) 
     config = echo_config()
     config["runs"]["plain"]["max_failed_ratio"] = 0.1
     project.write_config(config)
-    result = project.run(gpu=2, GRISTMILL_ECHO_FAILS="r3|r7")
+    result = project.run(METRICS, gpu=2, GRISTMILL_ECHO_FAILS="r3|r7")
     assert result.returncode == 1
     assert "2 of 12 rows failed, over max_failed_ratio 0.1" in result.stdout or "2 rows failed" in result.stdout
     assert not (project.folder / "results/runs/plain/generations.jsonl").exists()
-    project.done(gpu=2)
+    project.done(METRICS, gpu=2)
     assert project.value("runs/plain/metrics.json")["failed_rows"] == []
 
 
@@ -499,10 +507,10 @@ def test_a_plan_is_shown_in_a_folder_with_results(finished: Project) -> None:
 def test_a_prompt_that_is_put_back_with_its_old_date_is_noticed(finished: Project) -> None:
     old = (finished.folder / "ask.jinja").stat()
     finished.write_prompt("ask.jinja", "please {{ question }}")
-    finished.done()
+    finished.done(ANSWERS)
     finished.write_prompt("ask.jinja", "{{ question }}")
     os.utime(finished.folder / "ask.jinja", ns=(old.st_atime_ns, old.st_mtime_ns))
-    finished.done()
+    finished.done(ANSWERS)
     assert finished.lines("runs/plain/generations.jsonl")[3]["text"] == "say 3"
 
 
@@ -522,7 +530,7 @@ def journal_program(project: Project, *arguments: str) -> subprocess.CompletedPr
 
 def test_prune_drops_what_no_request_asks_for_and_refuses_when_that_is_not_known(finished: Project) -> None:
     finished.write_prompt("ask.jinja", "please {{ question }}")
-    finished.done()
+    finished.done(ANSWERS)
     assert "12 answers that generations.jsonl does not use" in journal_program(finished, "prune").stdout
     folder = finished.folder / "results/runs/plain"
     whole = (folder / "generations.jsonl").read_bytes()
@@ -547,11 +555,11 @@ def test_a_result_that_is_cut_or_edited_by_hand_is_refused_and_made_anew(
     whole = path.read_bytes()
     for damaged in (b"".join(whole.splitlines(keepends=True)[:5]), whole.replace(b"say 7", b"say 8")):
         path.write_bytes(damaged)
-        result = finished.run()
+        result = finished.run(METRICS)
         assert (result.returncode, f"Error in rule {after}" in result.stdout) == (1, True)
         assert f"plain/{name} is not what {name}.sha256 says; the file was cut or edited" in result.stdout
     path.unlink()
-    finished.done()
+    finished.done(METRICS)
     assert [line["id"] for line in finished.lines("runs/plain/generations.jsonl")] == [f"r{n}" for n in range(12)]
     assert sorted(finished.asked("runs/plain")) == sorted(f"r{n}" for n in range(12))
 
@@ -560,18 +568,18 @@ def test_a_clock_that_jumped_is_said_and_costs_no_answer(project: Project) -> No
     future = 2_208_988_800  # 2040
     rows = project.folder / "rows.jsonl"
     os.utime(rows, (future, future))
-    result = project.run()
+    result = project.run(ANSWERS)
     assert (result.returncode, "clock skew" in result.stdout) == (1, True)
     os.utime(rows)
-    project.done()
+    project.done(ANSWERS)
     for path in (project.folder / "results").rglob("*"):  # the clock was ahead while they were made
         os.utime(path, (future, future))
     project.write_prompt("ask.jinja", "please {{ question }}")
-    result = project.run()
+    result = project.run(ANSWERS)
     assert (result.returncode, "clock skew" in result.stdout) == (1, True)
     advice = "find results -newermt now -exec touch -d 2001-01-01 {} +"
     assert advice in (ROOT / "docs/troubleshooting.md").read_text()
     subprocess.run(shlex.split(advice), cwd=project.folder, check=True)
-    project.done()
+    project.done(ANSWERS)
     assert [line["text"] for line in project.lines("runs/plain/generations.jsonl")][3] == "please say 3"
     assert len(project.asked("runs/plain")) == 24  # 12 of each prompt

@@ -1,6 +1,7 @@
 """Facts about what is scored and trained again: one for each line of docs/reruns.md on logits and trainings.
 
-All edits are made to one finished project at once, which then runs once more; the lines do not touch each other.
+Edits whose lines do not touch each other are made to one finished project at once, which then runs once more. Of what
+must run nothing, or only says which rules, Snakemake is asked what it would run.
 """
 
 import re
@@ -40,17 +41,16 @@ def recipe(**settings: Any) -> dict[str, Any]:
 
 def config() -> dict[str, Any]:
     """Every line of the table has a teacher's logits, or a training, of its own."""
-    names = ("row", "more", "column", "k", "dtype", "placed", "trained", "recipe", "same", "lost")
-    logits = {name: {"dataset": name, "text_field": "text", "top_k": 4, "model": "teacher"} for name in names[:6]}
-    logits["dtype"]["model"], logits["placed"]["model"] = "half", "placed"
-    trainings = {name: recipe(dataset=name) for name in names[6:]}
-    taught = {"objective": "distill", "logits": "row", "dataset": None, "text_field": None}
+    logits = {name: {"dataset": "still", "text_field": "text", "top_k": 4, "model": "teacher"} for name in LOGITS}
+    logits["rows"]["dataset"], logits["dtype"]["model"] = "texts", "half"
+    taught = {"objective": "distill", "logits": "rows", "dataset": None, "text_field": None}
+    trainings = {"recipe": recipe(dataset="still"), "lost": recipe(dataset="still", seed=1)}
     trainings["taught"] = {key: value for key, value in recipe(**taught).items() if value is not None}
-    run = {"dataset": "same", "prompt": "ask", "metrics": ["contains"], "sampling": {"max_new_tokens": 4}}
-    students = {f"by_{name}": {"source": f"training:{name}", "engine": "static"} for name in ("recipe", "same", "lost")}
+    run = {"dataset": "still", "prompt": "ask", "metrics": [], "sampling": {"max_new_tokens": 4}}
+    students = {f"by_{name}": {"source": f"training:{name}", "engine": "static"} for name in ("recipe", "lost")}
     return {
-        "datasets": {name: {"path": f"{name}.jsonl"} for name in names},
-        "models": {"teacher": model(), "half": model(), "placed": model(), **students},
+        "datasets": {name: {"path": f"{name}.jsonl"} for name in ("texts", "still")},
+        "models": {"teacher": model(), "half": model(), **students},
         "prompts": {"ask": {"file": "ask.jinja"}},
         "logits": logits,
         "trainings": trainings,
@@ -58,45 +58,32 @@ def config() -> dict[str, Any]:
     }
 
 
-def edit_rows(name: str, change: Callable[[list[dict[str, Any]]], Any]) -> Edit:
-    def edit(_: dict[str, Any], place: Place) -> None:
-        changed = rows(name)
-        change(changed)
-        place.write_rows(changed, f"{name}.jsonl")
-
-    return edit
+def edit_texts(_: dict[str, Any], place: Place) -> None:
+    """Another text, one more, and another value in a column that nothing reads."""
+    lines = rows("texts")
+    lines[3]["text"] = "w1 w2 w3 w4"
+    lines[7]["note"] = "seen"
+    place.write_rows([lines[0] | {"id": "new", "text": "w5 w6"}, *lines], "texts.jsonl")
 
 
 #: Name → its edit.
 EDITS: dict[str, Edit] = {
-    "row": edit_rows("row", lambda lines: lines[3].update(text="w1 w2 w3 w4")),
-    "more": edit_rows("more", lambda lines: lines.insert(0, lines[0] | {"id": "new", "text": "w5 w6"})),
-    "column": edit_rows("column", lambda lines: lines[3].update(note="seen")),
+    "rows": edit_texts,
     "k": lambda value, _: value["logits"]["k"].update(top_k=5),
     "dtype": lambda value, _: value["models"]["half"].update(dtype="bfloat16"),
-    "placed": lambda value, _: value["models"]["placed"].update(max_batch_rows=3, attention="sdpa"),
-    "trained": edit_rows("trained", lambda lines: lines[3].update(text="w1 w2 w3 w4")),
     "recipe": lambda value, _: value["trainings"]["recipe"].update(weight_decay=0.1),
-    "same": lambda value, _: value["trainings"]["same"].update(
-        micro_batch_rows=2, checkpoint_every_steps=7, keep_checkpoints=1, timeout_minutes=9, resources={"runtime": 9}
-    ),
     "lost": lambda _, place: shutil.rmtree(place.folder / "results/trainings/lost/model"),
 }
 #: Logits → windows that are scored, rules that run.
 LOGITS: dict[str, tuple[int, set[str]]] = {
-    "row": (1, SCORED),
-    "more": (1, SCORED),
-    "column": (0, SCORED),
+    "rows": (2, SCORED),
     "k": (12, SCORED - {"logits_requests"}),
     "dtype": (12, SCORED),
-    "placed": (0, set()),
 }
 #: Training → rules that run for it, rules that run for its model, whether that is asked anything.
 TRAININGS: dict[str, tuple[set[str], set[str], bool]] = {
-    "trained": (TRAINED, set(), False),
     "taught": ({"train"}, set(), False),
     "recipe": ({"train"}, ANSWERED, True),
-    "same": (set(), set(), False),
     "lost": ({"train"}, ANSWERED, False),
 }
 
@@ -139,7 +126,7 @@ def test_an_edit_scores_the_windows_that_it_changes_and_no_other(edited: tuple[P
     count, rules = LOGITS[name]
     assert rerun.ran.get(f"logits {name}", set()) == rules
     assert scored(place, name) == count
-    assert place.value(f"logits/{name}/metrics.json")["rows"] == (13 if name == "more" else 12)
+    assert place.value(f"logits/{name}/metrics.json")["rows"] == (13 if name == "rows" else 12)
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -153,15 +140,35 @@ def test_an_edit_trains_what_it_decides_and_asks_only_a_model_that_is_another(
     assert (f"runs/by_{name}" in rerun.asked) == asked
 
 
+def test_how_a_model_is_placed_and_a_training_kept_runs_nothing(finished: Place, tmp_path: Path) -> None:
+    place = finished.copied(tmp_path / "project")
+    value = place.config()
+    value["models"]["teacher"] |= {"max_batch_rows": 3, "attention": "sdpa"}
+    kept = {"micro_batch_rows": 2, "checkpoint_every_steps": 7, "keep_checkpoints": 1, "timeout_minutes": 9}
+    value["trainings"]["recipe"] |= {**kept, "resources": {"runtime": 9}}
+    place.write_config(value)
+    assert place.would_run() == {}
+
+
+def test_other_texts_train_again(finished: Place, tmp_path: Path) -> None:
+    place = finished.copied(tmp_path / "project")
+    changed = rows("still")
+    changed[3]["text"] = "w1 w2 w3 w4"
+    place.write_rows(changed, "still.jsonl")
+    ran = place.would_run()
+    assert {name for name in TRAININGS if ran.get(f"training {name}")} == {"recipe", "lost"}
+    assert ran["training recipe"] == ran["training lost"] == TRAINED
+
+
 def test_logits_and_trainings_with_another_name_begin_anew(finished: Place, tmp_path: Path) -> None:
     place = finished.copied(tmp_path / "project")
     value = place.config()
     value["logits"]["renamed"] = value["logits"].pop("k")
-    value["trainings"]["renamed"] = value["trainings"].pop("trained")
+    value["trainings"]["renamed"] = value["trainings"].pop("taught")
     place.write_config(value)
     ran = place.would_run()
     assert ran["logits renamed"] == SCORED
-    assert ran["training renamed"] == TRAINED
+    assert ran["training renamed"] == {"train"}
     assert {unit for unit in ran if unit.startswith(("logits", "training"))} == {"logits renamed", "training renamed"}
 
 
