@@ -62,7 +62,7 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(scope="module")
 def judged_once(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = with_judges(echo_project(tmp_path_factory.mktemp("judged")))
-    made.done()
+    made.done(gpu=2)
     return made
 
 
@@ -85,9 +85,8 @@ def jobs(output: str) -> dict[str, int]:
     return {name: int(count) for name, count in rows if name not in {"total", "all"}}
 
 
-def test_the_whole_pipeline_leaves_the_documented_files(judged: Project) -> None:
-    judged.done(gpu=2)
-    results = judged.folder / "results"
+def test_the_whole_pipeline_leaves_the_documented_files(finished_judged: Project) -> None:
+    results = finished_judged.folder / "results"
     sealed = {"requests.jsonl", "generations.jsonl"}
     always = sealed | {f"{name}.sha256" for name in sealed} | {"metrics.json", "manifest.json"}
     for run in ("plain", "loud"):

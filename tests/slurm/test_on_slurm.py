@@ -9,11 +9,19 @@ import pytest
 import yaml
 from cluster import Cluster
 from conftest import ROOT, Project
-from slurm_project import ClusterProject, Sampler, cluster_config, new_project, on_cluster
+from slurm_project import ANSWERS, ClusterProject, Sampler, cluster_config, new_project, on_cluster
 
 pytestmark = pytest.mark.slow
 one_node = on_cluster(nodes=1)
 project = pytest.fixture(new_project)
+
+
+@pytest.fixture(scope="module")
+def finished(one_node: Cluster, tmp_path_factory: pytest.TempPathFactory) -> ClusterProject:
+    """A project after its run; what it printed is in said()."""
+    made = new_project(tmp_path_factory.mktemp("finished"))
+    made.finished(made.start())
+    return made
 
 
 def judged_config() -> dict[str, Any]:
@@ -29,7 +37,7 @@ def test_six_shards_of_two_gpus_run_two_at_a_time_on_the_gpus_that_slurm_gave(
 ) -> None:
     project.write_config(cluster_config(total=12))
     with Sampler() as seen:
-        said = project.finished(project.start(GRISTMILL_ECHO_SECONDS="0.5"))
+        said = project.finished(project.start(ANSWERS, GRISTMILL_ECHO_SECONDS="0.5"))
     assert len(re.findall(r"^rule generate:", said, re.M)) == 6
     assert max(len(sample) for sample in seen.samples) == 2
     for sample in seen.samples:
@@ -39,16 +47,14 @@ def test_six_shards_of_two_gpus_run_two_at_a_time_on_the_gpus_that_slurm_gave(
     assert len(named) == 6
 
 
-def test_the_answers_are_those_of_a_local_run_byte_for_byte(one_node: Cluster, project: ClusterProject) -> None:
-    project.finished(project.start())
-    here = Project(project.folder.with_name("here"))
-    here.folder.mkdir()
+def test_the_answers_are_those_of_a_local_run_byte_for_byte(finished: ClusterProject, tmp_path: Path) -> None:
+    here = Project(tmp_path)
     for name in ("rows.jsonl", "ask.jinja", "config.yaml"):
-        (here.folder / name).write_bytes((project.folder / name).read_bytes())
-    here.done(gpu=4)
+        (here.folder / name).write_bytes((finished.folder / name).read_bytes())
+    here.done("results/runs/plain/metrics.json", gpu=4)
     found = [line | {"seconds": 0} for line in here.lines("runs/plain/generations.jsonl")]
-    assert project.answers() == found
-    assert here.value("runs/plain/metrics.json")["metrics"] == project.value("runs/plain/metrics.json")["metrics"]
+    assert finished.answers() == found
+    assert here.value("runs/plain/metrics.json")["metrics"] == finished.value("runs/plain/metrics.json")["metrics"]
 
 
 @pytest.mark.model
@@ -56,7 +62,8 @@ def test_the_demo_in_float32_gives_on_slurm_what_it_gives_here(
     one_node: Cluster, project: ClusterProject, smollm2_folder: Path
 ) -> None:
     demo = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-    demo["datasets"]["questions"]["max_rows"] = 3
+    demo["datasets"]["questions"]["max_rows"] = 2
+    demo["judges"]["correctness"]["runs"] = ["direct"]
     demo["models"]["smollm2"] |= {"dtype": "float32", "resources": {"mem_mb": 8000, "runtime": 10}}
     demo["gpus"] = {"devices": "none", "total": 1}
     project.write_config(demo)
@@ -79,17 +86,13 @@ def test_the_demo_in_float32_gives_on_slurm_what_it_gives_here(
     assert (project.folder / "results/report.html").exists()
 
 
-def test_a_second_run_submits_nothing(one_node: Cluster, project: ClusterProject) -> None:
-    project.finished(project.start())
-    assert "Nothing to be done" in project.done()
+def test_a_second_run_submits_nothing(finished: ClusterProject) -> None:
+    assert "Nothing to be done" in finished.done()
 
 
-def test_steps_without_a_model_run_here_and_only_workers_are_submitted(
-    one_node: Cluster, project: ClusterProject
-) -> None:
-    said = project.finished(project.start())
-    logs = project.folder / "results/logs/slurm"
-    assert len(re.findall(r"has been submitted", said)) == 2
+def test_steps_without_a_model_run_here_and_only_workers_are_submitted(finished: ClusterProject) -> None:
+    logs = finished.folder / "results/logs/slurm"
+    assert len(re.findall(r"has been submitted", finished.said())) == 2
     assert not list(logs.rglob("*.log"))  # a job that succeeded leaves its log to the rule's own
 
 
@@ -110,7 +113,7 @@ def test_steps_without_a_model_are_grouped_where_the_profile_says_so(
 
 def test_shards_can_be_one_job_array(one_node: Cluster, project: ClusterProject) -> None:
     project.write_config(cluster_config(total=8))
-    said = project.finished(project.start("--slurm-array-jobs", "generate"))
+    said = project.finished(project.start(ANSWERS, "--slurm-array-jobs", "generate"))
     assert "Submitted array job" in said
     assert [line["id"] for line in project.answers()] == [f"r{n}" for n in range(24)]
 

@@ -16,7 +16,7 @@ import time
 import pytest
 from cluster import Cluster, running, why_not
 from conftest import ROOT
-from slurm_project import ClusterProject, cluster_config, new_project, on_cluster, slurm, until
+from slurm_project import ANSWERS, ClusterProject, cluster_config, new_project, on_cluster, slurm, until
 
 from gristmill.types import JsonDict
 
@@ -34,7 +34,7 @@ def require_each_row_once(project: ClusterProject) -> None:
 
 def started(project: ClusterProject, seconds_a_row: float = 1.0) -> "subprocess.Popen[str]":
     """A run of which both workers have answered something."""
-    process = project.start(GRISTMILL_ECHO_SECONDS=str(seconds_a_row))
+    process = project.start(ANSWERS, GRISTMILL_ECHO_SECONDS=str(seconds_a_row))
     until(lambda: len(project.answered()) >= 3 and project.logs().count("engine echo") == 2, project)
     return process
 
@@ -65,7 +65,7 @@ def test_a_job_over_its_time_limit_stops_in_time_and_the_next_goes_on(
     two_nodes: Cluster, project: ClusterProject
 ) -> None:
     project.write_config(cluster_config(total=2, runtime=1, slurm_extra="--signal=TERM@20"))
-    process = project.start(GRISTMILL_ECHO_SECONDS="4")
+    process = project.start(ANSWERS, GRISTMILL_ECHO_SECONDS="4")
     said = project.finished(process, seconds=420)
     assert "Trying to restart job" in said
     assert "runtime=1" in said
@@ -78,7 +78,7 @@ def test_a_job_that_runs_out_of_memory_gets_more_at_the_next_attempt(
     two_nodes: Cluster, project: ClusterProject
 ) -> None:
     project.write_config(cluster_config(total=2, mem_mb=[40, 3000]))
-    said = project.finished(project.start(GRISTMILL_ECHO_SECONDS="1"))
+    said = project.finished(project.start(ANSWERS, GRISTMILL_ECHO_SECONDS="1"))
     assert re.search(r"SLURM status is: '(OUT_OF_MEMORY|FAILED|CANCELLED)'", said)
     assert "mem_mb=3000" in said
     require_each_row_once(project)
@@ -95,7 +95,7 @@ def test_a_preempted_job_goes_back_into_the_queue_and_goes_on(two_nodes: Cluster
 
 def test_nodes_that_are_drained_are_waited_for(two_nodes: Cluster, project: ClusterProject) -> None:
     slurm("scontrol update nodename=node[1-2] state=drain reason=maintenance")
-    process = project.start()
+    process = project.start(ANSWERS)
     until(lambda: list(two_nodes.jobs().values()).count("PENDING") == 2, project)
     slurm("scontrol update nodename=node[1-2] state=resume")
     said = project.finished(process)
@@ -106,7 +106,7 @@ def test_a_full_queue_is_waited_for(two_nodes: Cluster, project: ClusterProject)
     other = slurm(
         "sbatch --parsable --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --output=/dev/null --wrap='sleep 60'"
     )
-    process = project.start()
+    process = project.start(ANSWERS)
     until(lambda: list(two_nodes.jobs().values()).count("PENDING") == 2, project)
     assert "rule_generate" in slurm("squeue -h -t PENDING -o '%k %r'")
     subprocess.run(["scancel", other.strip()], check=True)
@@ -158,7 +158,7 @@ def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on_and_watch_says_so(
     there = project.answered()
     assert 3 <= len(there) < len(ROWS)
     assert watched(project)["done"] == len(there)
-    project.finished(project.start())
+    project.finished(project.start(ANSWERS))
     require_each_row_once(project)
     assert (watched(project)["state"], watched(project)["done"]) == ("done", len(ROWS))
 
@@ -170,7 +170,7 @@ def test_after_a_kill_9_of_snakemake_its_jobs_leave_and_the_next_run_goes_on(
     process.kill()
     process.wait()
     assert len(two_nodes.jobs("RUNNING")) == 2
-    project.finished(project.start())
+    project.finished(project.start(ANSWERS))
     assert "another one owns the results; leaving" in project.logs() or "GPU" in project.logs()
     require_each_row_once(project)
 
@@ -181,7 +181,7 @@ def test_a_queue_that_takes_no_more_jobs_is_waited_for(project: ClusterProject) 
         pytest.skip(f"no SLURM: {reason}")
     with one_small_queue() as small:
         others = [slurm("sbatch --parsable --gpus=4 --output=/dev/null --wrap='sleep 600'").strip() for _ in range(2)]
-        process = project.start()
+        process = project.start(ANSWERS)
         until(lambda: "rule generate:" in project.said(), project)
         time.sleep(5)
         assert len(small.jobs()) < 4  # both of ours cannot be in
