@@ -17,6 +17,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
+#: The targets of tests that are about answers or their metrics: what comes after them takes seconds each time.
+ANSWERS, METRICS = "results/runs/plain/generations.jsonl", "results/runs/plain/metrics.json"
 ECHO_MODEL = {"echo": {"engine": "echo"}}
 
 #: Files that take minutes, the longest first. Begun last, one of them would run alone for long while the other

@@ -221,6 +221,8 @@ def test_null_never_stops(way: Way) -> None:
 
 # ---- the workflow
 
+VERDICTS = "results/judges/grader/plain/verdicts.jsonl"
+
 
 def judged(project: Project, **judge: Any) -> Project:
     project.write_prompt("grade.jinja", "{{ 'Verdict: A' if reference != 3 else 'no idea' }}")
@@ -231,25 +233,25 @@ def judged(project: Project, **judge: Any) -> Project:
 
 
 def test_the_workflow_asks_again_when_retries_are_raised_and_only_what_cannot_be_read(project: Project) -> None:
-    judged(project).done(gpu=2)
+    judged(project).done(VERDICTS, gpu=2)
     assert len(project.asked("judges/grader/plain")) == 12
-    judged(project, retries=2).done(gpu=2)
+    judged(project, retries=2).done(VERDICTS, gpu=2)
     assert Counter(project.asked("judges/grader/plain")) == {f"r{n}": 3 if n == 3 else 1 for n in range(12)}
     line = project.lines("judges/grader/plain/generations.jsonl")[3]
     assert (line["attempt"], line["unreadable_attempts"], len(line["earlier_keys"])) == (3, 3, 2)
     assert project.value("judges/grader/plain/metrics.json")["unreadable"] == 1
-    assert "Nothing to be done" in project.done(gpu=2)
+    assert "Nothing to be done" in project.done(VERDICTS, gpu=2)
 
 
 def test_the_workflow_stops_a_judge_that_cannot_be_read_and_goes_on_when_it_may(project: Project) -> None:
     judged(project, stop_after_unreadable=5)
     project.write_prompt("grade.jinja", "no idea")
-    result = project.run(gpu=1)
+    result = project.run(VERDICTS, gpu=1)
     assert result.returncode == 1
     assert "judges.grader: 5 verdicts in a row cannot be read, the last is 'no idea'" in result.stdout
     judged(project, stop_after_unreadable=None)
     project.write_prompt("grade.jinja", "no idea")
-    project.done(gpu=1)
+    project.done(VERDICTS, gpu=1)
     assert Counter(project.asked("judges/grader/plain")) == {f"r{n}": 1 for n in range(12)}  # none twice
     assert project.value("judges/grader/plain/metrics.json")["unreadable"] == 12
 

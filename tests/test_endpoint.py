@@ -880,7 +880,7 @@ def test_a_served_judge_over_a_run_from_config_to_report(server: Server, project
         assert "Nothing to be done" in project.done(JUDGE_KEY=CANARY)
         assert moved.asked == []
         judged(project, moved.url, model="another")
-        project.done(JUDGE_KEY=CANARY)
+        project.done("results/judges/right/plain/verdicts.jsonl", JUDGE_KEY=CANARY)
         assert Counter(asked["model"] for asked in moved.asked) == {"another": 12}
     finally:
         moved.close()
@@ -910,6 +910,6 @@ def test_jobs_of_one_served_model_share_its_limits(server: Server, project: Proj
     config = yaml.safe_load((project.folder / "config.yaml").read_text())
     config["judges"]["again"] = {**config["judges"]["right"], "sampling": {"max_new_tokens": 4}}
     project.write_config(config)
-    project.done(JUDGE_KEY=CANARY)
+    project.done(*(f"results/judges/{name}/plain/verdicts.jsonl" for name in ("right", "again")), JUDGE_KEY=CANARY)
     assert len(server.asked) == 24
     assert server.most_at_once <= 2

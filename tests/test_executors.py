@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Project, echo_config
+from conftest import ANSWERS, ROOT, Project, echo_config
 
 pytestmark = pytest.mark.slow
 H100S = [{"name": "H100", "memory_total_mib": 81559, "count": 4}]
@@ -31,7 +31,7 @@ def test_a_generic_cluster_gets_standard_resources_and_its_jobs_part_one_hosts_g
     command = f"{submit} {asks},threads={{threads}}"
     options = ["--executor", "cluster-generic", "--cluster-generic-submit-cmd", command, "--jobs", "8"]
     inventory = {"GRISTMILL_INVENTORY": str(folder / "inventory.json"), "GRISTMILL_ECHO_SECONDS": "0.3"}
-    project.done(*options, **inventory)
+    project.done(ANSWERS, *options, **inventory)
     asked = (folder / "asked").read_text().splitlines()
     assert asked == ["gpu=2,nodes=1,mem_mb=1000,runtime=7,threads=2"] * 4  # --cores 2
     assert [line["id"] for line in project.lines("runs/plain/generations.jsonl")] == [f"r{n}" for n in range(12)]

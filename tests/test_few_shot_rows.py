@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Project, echo_config
+from conftest import ANSWERS, Project, echo_config
 from pydantic import ValidationError
 
 from gristmill.config.schema import PromptConfig
@@ -89,12 +89,12 @@ def project_with(project: Project, **few_shot: Any) -> None:
 
 def test_an_edit_of_an_example_asks_the_rows_that_were_shown_it_again(project: Project) -> None:
     project_with(project)
-    project.done()
+    project.done(ANSWERS)
     run = next(iter(json.loads(json.dumps(echo_config()))["runs"]))
     assert len(project.asked(f"runs/{run}")) == 12
     rows = [{"id": f"r{n}", "question": f"say {n}", "reference": n if n != 1 else "one"} for n in range(12)]
     project.write_rows(rows)
-    project.done()
+    project.done(ANSWERS)
     again = project.asked(f"runs/{run}")[12:]
     assert sorted(again) == sorted(row["id"] for row in rows if row["id"] != "r1")
 

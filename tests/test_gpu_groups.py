@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, SNAKEMAKE, Project, echo_config
+from conftest import ANSWERS, ROOT, SNAKEMAKE, Project, echo_config
 from test_pipeline import wait_until
 
 from gristmill import locks
@@ -44,7 +44,7 @@ def devices(project: Project, run: str = "plain") -> dict[str, list[int]]:
 def test_unlike_groups_get_shards_by_their_speed_and_their_own_gpus(project: Project) -> None:
     project.write_rows({"id": f"r{n}", "question": f"say {n}", "reference": n} for n in range(50))
     project.write_config(echo_config(gpus={"groups": UNLIKE}))
-    project.done("--notemp", GRISTMILL_INVENTORY=inventory(project, 4))
+    project.done(ANSWERS, "--notemp", GRISTMILL_INVENTORY=inventory(project, 4))
     parts = sorted((project.folder / "results/runs/plain/parts/3").glob("*.jsonl"))
     assert [len(path.read_text().splitlines()) for path in parts] == [20, 20, 10]
     held = devices(project)
@@ -54,22 +54,22 @@ def test_unlike_groups_get_shards_by_their_speed_and_their_own_gpus(project: Pro
 
 
 def test_other_groups_and_devices_ask_nothing_again(project: Project) -> None:
-    project.done(GRISTMILL_INVENTORY=inventory(project, 4))
+    project.done(ANSWERS, GRISTMILL_INVENTORY=inventory(project, 4))
     project.write_config(echo_config(gpus={"groups": UNLIKE}))
-    project.done("--forcerun", "merge", GRISTMILL_INVENTORY=inventory(project, 4))
+    project.done(ANSWERS, "--forcerun", "merge", GRISTMILL_INVENTORY=inventory(project, 4))
     assert len(project.asked("runs/plain")) == 12
 
 
 def test_a_mask_and_the_configs_devices_decide_which_gpus_a_job_may_hold(project: Project) -> None:
     project.write_config(echo_config(gpus={"devices": [1, 3, 5, 7]}))
-    project.done(GRISTMILL_INVENTORY=inventory(project, 8), CUDA_VISIBLE_DEVICES="GPU-3,5,0")
+    project.done(ANSWERS, GRISTMILL_INVENTORY=inventory(project, 8), CUDA_VISIBLE_DEVICES="GPU-3,5,0")
     assert {index for held in devices(project).values() for index in held} <= {3, 5}
     plan = (project.folder / "results/plan.txt").read_text()
     assert plan.startswith("2 GPU tokens for 2 GPUs:\n")
 
 
 def test_a_gpu_that_others_fill_gets_no_job_and_the_plan_names_it(project: Project) -> None:
-    project.done(GRISTMILL_INVENTORY=inventory(project, 3, {0: 70_000}))
+    project.done(ANSWERS, GRISTMILL_INVENTORY=inventory(project, 3, {0: 70_000}))
     assert sorted(devices(project)) == ["1-of-2", "2-of-2"]
     assert {index for held in devices(project).values() for index in held} <= {1, 2}
     plan = (project.folder / "results/plan.txt").read_text()
@@ -146,7 +146,7 @@ def test_a_job_on_a_cluster_node_keeps_the_submitters_plan(project: Project, rul
     """A cluster's job runs Snakemake again, on a node with other GPUs (here 1) and without --resources gpu."""
     changes: dict[str, Any] = {"models": {"echo": {"engine": "echo", "gpus_per_model": 2}}}
     project.write_config(echo_config(**changes))
-    project.done("--notemp", gpu=6)
+    project.done(ANSWERS, "--notemp", gpu=6)
     targets = {
         "merge": ("merge:run=plain", "manifest.json"),
         "generate": ("generate:run=plain,shard=2,shards=3", "parts/3/2-of-3.jsonl"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Project, echo_config, wait_until
+from conftest import ANSWERS, ROOT, Project, echo_config, wait_until
 from tiny_teacher import make_teacher
 from tiny_training import environment as environment_of
 from tiny_training import make
@@ -576,7 +576,7 @@ def test_a_real_engine_and_a_teacher_say_their_batches_and_their_windows(project
     run = {"dataset": "rows", "model": "tiny", "prompt": "ask", "sampling": {"max_new_tokens": 6}}
     logits = {"texts": {"model": "tiny", "dataset": "rows", "text_field": "question", "top_k": 4}}
     project.write_config(echo_config(models={"tiny": model}, runs={"plain": run}, logits=logits))
-    project.done()
+    project.done(ANSWERS, "results/logits/texts/manifest.json")
     units = {unit.unit: unit for unit in Reader(project.folder / "results").read().units}
     plain, texts = units["runs/plain"], units["logits/texts"]
     assert (plain.state, plain.done, texts.state, texts.done, texts.kind) == ("done", 8, "done", 8, "logits")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Project, echo_config, echo_project, wait_until
+from conftest import ANSWERS, METRICS, ROOT, Project, echo_config, echo_project, wait_until
 
 JUDGED = {
     "runs": {
@@ -34,7 +34,6 @@ JUDGED = {
 
 
 JUDGED_TARGETS = ("grader/plain", "grader/loud", "arena/plain_vs_loud")
-ANSWERS, METRICS = "results/runs/plain/generations.jsonl", "results/runs/plain/metrics.json"
 
 
 @pytest.fixture

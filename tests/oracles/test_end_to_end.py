@@ -18,7 +18,7 @@ import pytest
 from conftest import Project
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-ROWS = int(os.environ.get("GRISTMILL_EVALUATION_ROWS", "12"))
+ROWS = int(os.environ.get("GRISTMILL_EVALUATION_ROWS", "8"))
 LABELS = ("hateful", "non-hateful")
 
 pytestmark = [

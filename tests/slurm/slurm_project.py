@@ -26,8 +26,6 @@ FAST = [
     "--latency-wait",
     "10",
 ]
-#: The target of tests that are about answers: what comes after them takes seconds, and the same anywhere.
-ANSWERS = "results/runs/plain/generations.jsonl"
 H100S = [{"name": "H100", "memory_total_mib": 81559, "count": 4}]
 
 

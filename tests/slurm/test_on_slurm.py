@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from cluster import Cluster
-from conftest import ROOT, Project
-from slurm_project import ANSWERS, ClusterProject, Sampler, cluster_config, new_project, on_cluster
+from conftest import ANSWERS, ROOT, Project
+from slurm_project import ClusterProject, Sampler, cluster_config, new_project, on_cluster
 
 pytestmark = pytest.mark.slow
 one_node = on_cluster(nodes=1)

@@ -15,8 +15,8 @@ import time
 
 import pytest
 from cluster import Cluster, running, why_not
-from conftest import ROOT
-from slurm_project import ANSWERS, ClusterProject, cluster_config, new_project, on_cluster, slurm, until
+from conftest import ANSWERS, ROOT
+from slurm_project import ClusterProject, cluster_config, new_project, on_cluster, slurm, until
 
 from gristmill.types import JsonDict
 
