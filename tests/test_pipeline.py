@@ -335,7 +335,7 @@ def test_csv_and_parquet_are_written_on_request(project: Project) -> None:
     config = echo_config()
     config["runs"]["plain"] |= {"formats": ["csv", "parquet"], "metrics": []}
     project.write_config(config)
-    project.done(ANSWERS)
+    project.done(*(f"results/runs/plain/generations.{name}" for name in ("csv", "parquet")))
     folder = project.folder / "results/runs/plain"
     with open(folder / "generations.csv", newline="", encoding="utf-8") as handle:
         assert next(csv.DictReader(handle))["text"] == 'a "b"\n, c\r\u2028'

@@ -61,6 +61,7 @@ def test_the_effective_batch_alone_decides(
     plural = ("es" if processes > 1 else "", "s" if micro > 1 else "", "es" if batches > 1 else "")
     factors = f"{processes} process{plural[0]} × {micro} row{plural[1]} × {batches} micro-batch{plural[2]}"
     assert f"8 rows a step = {factors}" in said
+    assert "Warning" not in said
     same_training(made, one)
 
 

@@ -87,7 +87,7 @@ def test_what_changes_a_model_trains_it_again_and_what_does_not_leaves_it(traine
 def test_a_lost_result_is_made_from_its_last_checkpoint_and_no_answer_is_asked_again(trained: Project) -> None:
     asked = trained.asked("runs/by_plain")
     shutil.rmtree(trained.folder / "results/trainings/plain/model")
-    trained.done("results/runs/by_plain/generations.jsonl")
+    trained.done("results/trainings/plain/model", "results/runs/by_plain/generations.jsonl")
     assert "going on from step 8" in (trained.folder / "results/trainings/plain/logs/train.log").read_text()
     assert trained.asked("runs/by_plain") == asked
 

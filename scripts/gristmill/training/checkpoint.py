@@ -11,11 +11,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,8 @@ def load(folder: Path, step: int, model: Any, optimizer: Any, parallel: Parallel
     options = _options(model)
     parameters, moments = get_state_dict(model, optimizer, options=options)
     tensors = {"model": parameters, "optimizer": moments}
-    load_tensors(tensors, checkpoint_id=path / _TENSORS, no_dist=not torch.distributed.is_initialized())
+    with _alone() as alone:
+        load_tensors(tensors, checkpoint_id=path / _TENSORS, no_dist=alone)
     set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments, options=options)
     own = path / f"random-{parallel.rank}.pt"
     if own.exists():
@@ -137,6 +140,16 @@ def _options(model: Any) -> Any:
     return StateDictOptions(ignore_frozen_params=frozen, strict=not frozen)
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[bool]:
+    """Whether this process is in no group, which torch warns of even when it is told so."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield not torch.distributed.is_initialized()
+
+
 def _begin(temporary: Path, curve: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -151,7 +164,8 @@ def _write(temporary: Path, model: Any, optimizer: Any, parallel: Parallel) -> N
 
     parameters, moments = get_state_dict(model, optimizer, options=_options(model))
     tensors = {"model": parameters, "optimizer": moments}
-    save_tensors(tensors, checkpoint_id=temporary / _TENSORS, no_dist=not torch.distributed.is_initialized())
+    with _alone() as alone:
+        save_tensors(tensors, checkpoint_id=temporary / _TENSORS, no_dist=alone)
     random = {"cpu": torch.get_rng_state()}
     if parallel.device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state(parallel.device)
