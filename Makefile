@@ -13,6 +13,8 @@ PYTEST ?=
 
 # Recipes use paths relative to this folder, so that its own path may contain spaces.
 BIN := .venv/bin
+# Of tests side by side each takes one thread: more than there are cores wait for one another, and take twice the time.
+THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 SETUP := $(PYTHON) scripts/setup_env.py --device $(DEVICE)
 
 .DEFAULT_GOAL := help
@@ -43,11 +45,11 @@ lint: env-dev ## formatting, types and workflow style
 	$(BIN)/snakemake --lint
 
 test: lint ## lint, then pytest, all but the tests that need a SLURM
-	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --ignore=tests/slurm $(PYTEST)
+	$(THREADS) $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --ignore=tests/slurm $(PYTEST)
 
 test-slurm: env-dev ## pytest on a real SLURM on this machine (root, Debian), which is installed if it is missing
 	$(BIN)/python tests/slurm/cluster.py install
-	$(BIN)/pytest tests/slurm $(PYTEST)
+	$(THREADS) $(BIN)/pytest tests/slurm $(PYTEST)
 
 schema: env ## write config/config.schema.json from the typed config
 	$(BIN)/python scripts/schema.py

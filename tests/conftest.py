@@ -25,18 +25,21 @@ ECHO_MODEL = {"echo": {"engine": "echo"}}
 #: processes of the tests have nothing left to do.
 LONGEST = (
     "test_vllm",
-    "test_training_runs",
+    "test_reruns",
     "test_pipeline",
     "test_reruns_trained",
     "test_training_faults",
-    "test_reruns",
-    "test_training_workflow",
     "test_service_runs",
-    "test_real_model",
-    "test_logits_pipeline",
-    "test_dark_room",
+    "test_training_workflow",
     "test_end_to_end",
-    "test_report_results",
+    "test_grammar",
+    "test_training_runs",
+    "test_real_model",
+    "test_dark_room",
+    "test_faults",
+    "test_live",
+    "test_report_browser",
+    "test_logits_pipeline",
     "test_throughput",
 )
 
