@@ -84,9 +84,11 @@ class Service:
         """A run's report.
 
         Raises:
-            Problem: 404, the run has made none yet.
+            Problem: 404, the run has made none yet, or a link stands in its place: it could lead anywhere.
         """
         path = Path(seen.record.run["results"]) / "report.html"
+        if path.is_symlink():
+            raise Problem(404, "report.html is a link, and no run leaves one; remove it and run again")
         newer = path.is_file() and path.stat().st_mtime >= seen.record.run["created"]
         if seen.state != "finished" and not newer:
             raise Problem(404, f"the run ({seen.state}) has made no report; it comes last")
