@@ -151,6 +151,14 @@ def test_a_stopped_run_ends_with_all_its_jobs_and_goes_on_where_it_was(served: S
     assert len(lines) == 60
 
 
+def test_a_run_that_is_stopped_before_it_has_begun_is_stopping_at_once(served: Served) -> None:
+    run = served.begin()
+    with served.client as client:
+        assert client.delete(f"/v1/runs/{run['id']}").json()["state"] == "stopping"
+    assert served.wait_for(run["id"], "stopped", "failed", "lost")["state"] == "stopped"
+    assert not (served.folder / "results/runs/plain/generations.jsonl").exists()
+
+
 def test_a_service_that_ignores_sigint_still_stops_its_runs_by_it(tmp_path: Path) -> None:
     served = Served(tmp_path / "study")
     served.write_project(LASTING)

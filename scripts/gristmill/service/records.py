@@ -97,10 +97,15 @@ class Record:
                 return "finished"
             return "stopped" if self.stop is not None else "failed"
         if self.process is None:
-            return "starting" if now - self.run["created"] < START_S else "lost"
+            return self.beginning if now - self.run["created"] < START_S else "lost"
         if not self.process.group_is_alive():
             return "lost"
         return "running" if self.stop is None else "stopping"
+
+    @property
+    def beginning(self) -> State:
+        """The state as long as no process is known: a run may be told to stop before it has one."""
+        return "starting" if self.stop is None else "stopping"
 
     def units(self) -> tuple[UnitView, ...]:
         """How far its units were when it ended; raises ValueError, KeyError or TypeError when that cannot be read."""

@@ -217,7 +217,7 @@ class Runs:
         try:
             record, state = settled(folder)
             if state == "lost" and record.process is None and folder.name in self._children:
-                state = "starting"
+                state = record.beginning
             kept = record.units()
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._say(folder.name, f"{folder} is no run: {type(error).__name__}: {' '.join(str(error).split())}")
