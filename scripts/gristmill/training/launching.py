@@ -141,6 +141,8 @@ class Launch:
             finally:
                 if child.poll() is None:
                     _kill_group(child)
+        if child.returncode:  # the progress bar of a process that was killed has not ended its line
+            print(file=sys.stderr, flush=True)
         return child.returncode
 
     def end(self, signum: int) -> None:
