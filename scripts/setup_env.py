@@ -276,7 +276,7 @@ def pinned_torch() -> str:
 def choose_installer() -> Installer:
     """Uv where it is on PATH (the one of .venv itself may have to go), else the environment's own pip."""
     uv = shutil.which("uv")
-    if uv is None or Path(uv).is_relative_to(VENV):
+    if uv is None or Path(uv).parent.resolve() == (VENV / "bin").resolve():
         return Installer("pip", (str(PYTHON), "-m", "pip", "install", "--no-input"), env={"PIP_USER": "0"})
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False

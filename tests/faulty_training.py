@@ -7,6 +7,7 @@ deaf:RANK:STEP      the same, and the others hear nothing, as inside a kernel th
 nan:STEP            the loss of that step is not a number
 wreck:STEP          the update of that step leaves weights that are no numbers
 full:STEP           the disk is full when that step's checkpoint is written
+late:STEP           the process is told to stop while that step's sums are awaited
 early:RANK          the process is told to stop (SIGTERM) in step 3, the launcher is not
 """
 
@@ -56,7 +57,18 @@ def break_something(kind: str, *numbers: str) -> None:
                 time.sleep(1)
         if kind == "early" and [rank, self.progress.step + 1] == [int(numbers[0]), 3]:
             os.kill(os.getpid(), signal.SIGTERM)
-        return before(self)
+        if kind == "late":
+            sums = self.parallel.sums
+
+            def told(values: Any) -> Any:
+                if len(values) == 4 and self.progress.step + 1 == int(numbers[0]):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return sums(values)
+
+            self.parallel.sums = told
+        line = before(self)
+        self.parallel.__dict__.pop("sums", None)
+        return line
 
     checkpointed = loop.Training._checkpoint
 

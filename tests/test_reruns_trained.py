@@ -158,17 +158,25 @@ def test_other_texts_train_again(finished: Place, tmp_path: Path) -> None:
     ran = place.would_run()
     assert {name for name in TRAININGS if ran.get(f"training {name}")} == {"recipe", "lost"}
     assert ran["training recipe"] == ran["training lost"] == TRAINED
+    assert ran["by_recipe"] == ran["by_lost"] == ANSWERED
+
+
+def test_a_column_that_nothing_reads_runs_the_steps_of_its_dataset(finished: Place, tmp_path: Path) -> None:
+    place = finished.copied(tmp_path / "project")
+    place.write_rows([line | {"note": "seen"} for line in rows("texts")], "texts.jsonl")
+    assert place.would_run()["logits rows"] == SCORED
 
 
 def test_logits_and_trainings_with_another_name_begin_anew(finished: Place, tmp_path: Path) -> None:
     place = finished.copied(tmp_path / "project")
     value = place.config()
     value["logits"]["renamed"] = value["logits"].pop("k")
-    value["trainings"]["renamed"] = value["trainings"].pop("taught")
+    value["trainings"]["renamed"] = value["trainings"].pop("recipe")
+    value["models"]["by_recipe"]["source"] = "training:renamed"
     place.write_config(value)
     ran = place.would_run()
     assert ran["logits renamed"] == SCORED
-    assert ran["training renamed"] == {"train"}
+    assert ran["training renamed"] == TRAINED
     assert {unit for unit in ran if unit.startswith(("logits", "training"))} == {"logits renamed", "training renamed"}
 
 

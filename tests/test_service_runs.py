@@ -25,7 +25,6 @@ from service_project import LASTING, Served, group_members, is_alive
 
 from gristmill import locks
 from gristmill.files import write_json
-from gristmill.service import processes
 from gristmill.service.models import RunView
 from gristmill.service.processes import Identity, identify
 from gristmill.service.runs import Runs
@@ -73,21 +72,6 @@ def test_a_run_starts_its_rows_move_its_events_say_so_and_its_report_is_there(se
         assert client.get("/v1/history", params={"before": run["id"]}).json() == []
         assert client.delete(f"/v1/runs/{run['id']}").status_code == 409
     assert [name for name, _ in served.events(run["id"])] == ["end"]
-
-
-def test_a_process_is_known_by_its_start_also_where_there_is_no_proc(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "Path", lambda _: tmp_path / "none")
-    with subprocess.Popen(["sleep", "60"]) as child:
-        one = identify(child.pid)
-        assert one is not None
-        assert one.is_alive()
-        assert not replace(one, started="1.0").is_alive()
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it ended, and nobody has asked how
-        assert (identify(child.pid), one.is_alive()) == (None, False)
-    assert not one.is_alive()
 
 
 def test_a_second_run_of_one_results_folder_is_409_and_one_of_another_is_not(served: Served) -> None:

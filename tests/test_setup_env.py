@@ -123,10 +123,14 @@ def test_uv_takes_the_best_version_of_all_indexes_as_pip_does():
 
 
 def test_the_uv_of_the_environment_itself_does_not_make_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(setup_env, "VENV", tmp_path)
-    (tmp_path / "uv").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert setup_env.choose_installer().name == "pip"
+    monkeypatch.setattr(setup_env, "VENV", tmp_path / "real" / ".venv")
+    (tmp_path / "real" / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / "real" / ".venv" / "bin" / "uv").touch(mode=0o755)
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "real")
+    for path in (tmp_path / "real" / ".venv" / "bin", tmp_path / "link" / ".venv" / "bin", Path(".venv/bin")):
+        monkeypatch.setenv("PATH", str(path))
+        assert setup_env.choose_installer().name == "pip"
     monkeypatch.setattr(setup_env, "VENV", tmp_path / "other")
     assert setup_env.choose_installer().name == "uv"
 

@@ -88,10 +88,14 @@ def test_a_process_that_is_killed_ends_those_that_cannot_hear_it(tmp_path: Path)
 def test_a_training_that_is_started_inside_another_group_waits_for_none_of_it(tmp_path: Path) -> None:
     made = make(tmp_path, steps=1, warmup_steps=0)
     group = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "PMI_SIZE": "4"}
-    env = environment(made.folder) | group
+    accelerates = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", "ACCELERATE_USE_DEEPSPEED": "true"}
+    env = environment(made.folder) | group | accelerates
     found = subprocess.run(made.command(), env=env, capture_output=True, text=True, timeout=240, check=False)
     assert found.returncode == 0, found.stderr
-    assert len(made.losses()) == 1
+    (there,) = made.steps()
+    plain = make(tmp_path / "plain", steps=1, warmup_steps=0)
+    plain.forked()
+    assert there["gradient_norm"] == plain.steps()[0]["gradient_norm"]
 
 
 def test_a_process_that_hangs_ends_the_training_after_the_timeout(tmp_path: Path, whole: Made) -> None:
@@ -187,6 +191,47 @@ def test_a_signal_to_one_process_alone_stops_all_at_the_same_step(tmp_path: Path
     same(made, whole)
 
 
+@pytest.fixture
+def alone(tmp_path: Path) -> "Iterator[tuple[Made, subprocess.Popen[str], int]]":
+    """A slow training on one process, in its third step or later, and that process."""
+    made = make(tmp_path, checkpoint_every_steps=100)
+    child = started(made, "slow")
+    wait_until(lambda: len(made.losses()) >= 2)
+    (process,) = set(left_behind(made)) - {child.pid}
+    yield made, child, process
+    child.kill()
+    child.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("told", ["launcher", "process"])
+def test_a_process_alone_stops_with_a_checkpoint_whichever_is_told(
+    alone: "tuple[Made, subprocess.Popen[str], int]", told: str, number: signal.Signals
+) -> None:
+    made, child, process = alone
+    os.kill(child.pid if told == "launcher" else process, number)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 128 + (number if told == "launcher" else signal.SIGTERM)
+    assert checkpoints(made) == [len(made.losses())] != [6]
+    assert left_behind(made) == []
+    assert "Traceback" not in said
+
+
+def test_a_process_alone_does_not_outlive_its_launcher(alone: "tuple[Made, subprocess.Popen[str], int]") -> None:
+    made, child, _ = alone
+    child.kill()
+    child.wait()
+    wait_until(lambda: left_behind(made) == [])
+    made.forked()
+
+
+def test_a_signal_that_comes_while_processes_agree_counts_for_the_next_step(tmp_path: Path) -> None:
+    made = make(tmp_path, checkpoint_every_steps=100)
+    found = faulty(made, "late:3")
+    assert found.returncode == 128 + signal.SIGTERM
+    assert (len(made.losses()), checkpoints(made)) == (4, [4])
+
+
 def test_a_second_launcher_waits_for_the_first(running: "tuple[Made, subprocess.Popen[str]]") -> None:
     made, child = running
     command = [*made.command(FAULTY), "--gpus", '{"wait_minutes": 0}']
@@ -218,8 +263,8 @@ def test_torn_checkpoints_are_no_reason_to_remove_whole_ones(tmp_path: Path) -> 
     (folder / "step-00000400").mkdir()
     (folder / "step-00000300.bak").mkdir()
     assert last_line(faulty(made, "kill:0:6")) == (
-        "error: a process of the training ended without a word (exit status -9): it was killed, by the system when "
-        "memory ran out (dmesg) or by someone; 5 steps were done, and the next run goes on from step 4"
+        "error: the training was killed (SIGKILL), by the system when memory ran out (dmesg) or by someone; 5 steps "
+        "were done, and the next run goes on from step 4"
     )
     there = sorted(path.name for path in folder.iterdir())
     assert there == ["step-00000002", "step-00000004", "step-00000300.bak"]

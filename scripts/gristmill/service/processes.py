@@ -1,7 +1,6 @@
 """Which process a run is: a pid alone may be another's by now, so its start time belongs to it.
 
-On Linux the start time is that of /proc (ticks since boot) beside the boot's id, which no change of the clock moves;
-elsewhere psutil's.
+On Linux the start time is that of /proc (ticks since boot) beside the boot's id; elsewhere what ps says.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,10 @@ def started_at(pid: int) -> str | None:
     """When a process started, as a text that no other of this pid has; None for one that is gone or a zombie."""
     if Path("/proc/self/stat").exists():
         return _from_proc(pid)
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
-    except psutil.Error:
-        return None
+    command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+    state, _, started = done.stdout.strip().partition(" ")
+    return None if not started or state.startswith("Z") else " ".join(started.split())
 
 
 def _from_proc(pid: int) -> str | None:

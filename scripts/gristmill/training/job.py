@@ -7,6 +7,7 @@ to this job alone, so no lease is taken.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -129,7 +130,9 @@ def _devices(spec: TrainingSpec, there: Sequence[Gpu], config: GpusConfig, sched
 
 
 def _environment(task: Task) -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if name not in GROUP}
+    # accelerate would take settings from its variables that the recipe does not have.
+    own = [name for name in os.environ if name not in GROUP and not name.startswith("ACCELERATE_")]
+    found = {name: os.environ[name] for name in own}
     environ = {**found, **SHUTDOWN, "OMP_NUM_THREADS": str(task.threads), "TOKENIZERS_PARALLELISM": "false"}
     if task.training.deterministic:
         environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS repeats its bits only with a workspace of fixed size
@@ -156,9 +159,13 @@ def _beat(steps: Path, watch: Watch) -> Callable[[], None]:
 def _reason(task: Task, status: int) -> str:
     if task.error.exists() and (said := task.error.read_text("utf-8").strip()):
         return said
+    if status < 0 and status != -signal.SIGKILL:
+        return f"the training was ended by {signal.Signals(-status).name}"
+    if status < 0:
+        return "the training was killed (SIGKILL), by the system when memory ran out (dmesg) or by someone"
     return (
-        f"a process of the training ended without a word (exit status {status}): it was killed, by the system "
-        "when memory ran out (dmesg) or by someone"
+        f"a process of the training ended without a reason (exit status {status}); see above, and where nothing is "
+        "said it was killed, by the system when memory ran out (dmesg) or by someone"
     )
 
 

@@ -1,4 +1,4 @@
-"""Starting the processes of a training, and ending them: one launcher a training, torchrun below it.
+"""Starting the processes of a training, and ending them: one launcher a training, below it the process or a torchrun.
 
     scripts/train.py ─ lease, watch ─▶ scripts/train_rank.py, where it is the only one
                                 or ─▶ torchrun ─▶ scripts/train_rank.py × GPUs
@@ -10,9 +10,9 @@
 - A signal to the launcher becomes a file named stop: the processes end their step, write a checkpoint and leave. A
   second one, or STOP_S, ends them at once.
 - When a process fails it writes why, the first of them only; the others are given FAILED_S, and then the whole group is
-  killed. One that is killed from outside says nothing: torchrun sees it go.
-- The processes never outlive the launcher, whose lease they use: torchrun is killed with it, and they leave when
-  torchrun is gone.
+  killed. One that is killed from outside says nothing: torchrun, or the launcher itself, sees it go.
+- The processes never outlive the launcher, whose lease they use: what it started is killed with it, and what torchrun
+  started leaves when that is gone.
 """
 
 from __future__ import annotations

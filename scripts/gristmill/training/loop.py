@@ -107,7 +107,8 @@ class Training:
         self.resumed_from: int | None = None
         #: Of the steps of this process's life.
         self.tokens = 0
-        self.stopping = False
+        #: Whether all processes have agreed to stop, and whether this one was told to.
+        self.stopping = self._told = False
 
     def run(self) -> bool:
         """All steps that are left, and the result; False when it was stopped before.
@@ -118,7 +119,8 @@ class Training:
         self._resume()
         if self.parallel.main:
             self._log(f"{self.effective}; steps {self.progress.step} to {self.steps}")
-        signal.signal(signal.SIGTERM, self._on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
         with contextlib.ExitStack() as opened:
             steps_log: StepLog | None = None
             live: Live | None = None
@@ -180,7 +182,7 @@ class Training:
             batch = self.rows.batch(part).to(self.parallel.device)
             part_loss = functools.partial(self._part, batch, count, sums)
             self.parallel.backward(self.model, part_loss, place == len(parts) - 1)
-        wished = self.stopping or (self.parallel.main and self.task.stop.exists())
+        wished = self._told or (self.parallel.main and self.task.stop.exists())
         *totals, stop = self.parallel.sums([*sums.tolist(), float(wished)])
         self.stopping = stop > 0
         loss, ce, kl = (total / count for total in totals)
@@ -370,7 +372,7 @@ class Training:
         return f"the last good checkpoint is step {there[-1]} in {self.folder}" if there else "no checkpoint is there"
 
     def _on_signal(self, _number: int, _frame: object) -> None:
-        self.stopping = True
+        self._told = True
 
 
 def _finite(value: Any) -> Any:
