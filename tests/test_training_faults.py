@@ -217,6 +217,18 @@ def test_a_process_alone_stops_with_a_checkpoint_whichever_is_told(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGRTMIN + 1])
+def test_a_process_alone_that_a_signal_ended_is_no_want_of_memory(
+    alone: "tuple[Made, subprocess.Popen[str], int]", number: int
+) -> None:
+    _, child, process = alone
+    os.kill(process, number)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 2
+    assert f"error: the training was ended by signal {int(number)} (" in said
+    assert "Traceback" not in said
+
+
 def test_a_process_alone_does_not_outlive_its_launcher(alone: "tuple[Made, subprocess.Popen[str], int]") -> None:
     made, child, _ = alone
     child.kill()

@@ -160,7 +160,7 @@ def _reason(task: Task, status: int) -> str:
     if task.error.exists() and (said := task.error.read_text("utf-8").strip()):
         return said
     if status < 0 and status != -signal.SIGKILL:
-        return f"the training was ended by {signal.Signals(-status).name}"
+        return f"the training was ended by signal {-status} ({signal.strsignal(-status)})"
     if status < 0:
         return "the training was killed (SIGKILL), by the system when memory ran out (dmesg) or by someone"
     return (
